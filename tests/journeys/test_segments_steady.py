@@ -1,4 +1,4 @@
-"""Segments that turn over: after the first budget's worth nothing new is made, the same files are used again."""
+"""The space of segments: the same files are used again after the first budget's worth, and little of one is unused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_common.segments.folder import SegmentFolder
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
@@ -61,3 +62,25 @@ def test_in_the_steady_state_no_new_file_is_made(any_url: str, tmp_path: Path, m
     assert new_of_each_budget[0] > 0
     assert sum(new_of_each_budget[3:]) == 0, new_of_each_budget
     assert nbytes < 8 * MIB
+
+
+@pytest.mark.parametrize("kind", ["ragged", "compressed", "planned"])
+def test_the_files_of_shards_take_hardly_more_than_their_payload(any_url: str, tmp_path: Path, kind: str) -> None:
+    """Files of ragged shards took four times the budget, and a folder was full with a third of it."""
+    shape: tuple[int | None, ...] = (None,) if kind == "ragged" else (SAMPLE_BYTES,)
+    with Writer(
+        "t", url=any_url, spec={"x": ("uint8", shape)}, payload=f"segments:{tmp_path}", budget_bytes=64 * MIB,
+        tuning=Tuning(compression="zstd" if kind == "compressed" else "none", notify=lambda _: None),
+    ) as writer:  # fmt: skip
+        shards, samples = (5, 220) if kind == "planned" else (20, 50)  # of a file and a bit, or of a fifth of one
+        for _ in range(2):
+            epoch = writer.epoch(sizes=[samples] * shards)
+            for number in range(shards):
+                with epoch.shard(number) as shard:
+                    for at in range(samples):
+                        shard.write({"x": np.random.default_rng(at).integers(0, 50, SAMPLE_BYTES, np.uint8)})
+            epoch.close()
+        held = load_roster(writer.client, writer.stream.partitions[0]).bytes
+    files = [path.stat().st_size for path in tmp_path.rglob("*.seg")]
+    assert held > 8 * MIB
+    assert sum(files) < 1.3 * held, sorted(files)

@@ -267,18 +267,24 @@ class SegmentFolder:
 
     # --- taking and giving back ---
 
-    def take(self, info: SegmentInfo, nbytes: int) -> OpenSegment:
-        """Return a locked file of at least ``nbytes`` for writing, under ``info``'s name.
+    def take(self, info: SegmentInfo, nbytes: int, least: int = 0) -> OpenSegment:
+        """Return a locked file for writing, under ``info``'s name.
 
         A spare file is used again if there is one, because its pages are in memory already. On a full disk, spare files
-        that are too small are removed for a new one.
+        that cannot be used are removed for a new one.
+
+        Args:
+            info: What the file says of itself.
+            nbytes: The size of a new file, and of a spare one if there is one so large.
+            least: The size that is enough (default: ``nbytes``). Smaller spare files are enlarged to it.
 
         Raises:
             OSError: No file can be made; ENOSPC on a full disk.
         """
         spare = sorted(self.spare().items(), key=lambda item: item[1].st_size)
-        for name, stat in spare:
-            if stat.st_size >= nbytes and (taken := self._take_spare(name, info)) is not None:
+        enough = [name for name, stat in spare if stat.st_size >= nbytes]
+        for name in (*enough, *(name for name, _ in reversed(spare[: len(spare) - len(enough)]))):
+            if (taken := self._take_spare(name, info, least or nbytes)) is not None:
                 return taken
         while True:
             try:
@@ -288,10 +294,12 @@ class SegmentFolder:
                 if not is_full or not any(self.give_back(spare.pop()[0], keep=False) for _ in range(len(spare))):
                     raise
 
-    def _take_spare(self, name: str, info: SegmentInfo) -> OpenSegment | None:
+    def _take_spare(self, name: str, info: SegmentInfo, least: int) -> OpenSegment | None:
         with suppress(OSError), self._alone(name) as fd:
             if fd is None:
                 return None
+            if os.fstat(fd).st_size < least:
+                os.posix_fallocate(fd, 0, least)
             head = pack_info(info)
             os.pwrite(fd, head, 0)
             (self.path / name).rename(self.path / info.file)

@@ -52,8 +52,8 @@ class SegmentMaps:
     """The files of one folder that a process keeps mapped, for all its readers and writers of the folder."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int, bool], mmap.mmap] = {}
-        """(Device, inode, bytes, whether to write) -> map. It keeps its inode, so no other file gets that number."""
+        self._kept: dict[tuple[int, int, bool], mmap.mmap] = {}
+        """(Device, inode, whether to write) -> map. It keeps its inode, so no other file gets that number."""
         self._lock = threading.Lock()
 
     def map(self, fd: int, *, to_write: bool = False) -> NDArray[np.uint8] | None:
@@ -64,8 +64,10 @@ class SegmentMaps:
         stat = os.fstat(fd)
         if not _is_memory(stat.st_dev) or not stat.st_size:
             return None
-        key = stat.st_dev, stat.st_ino, stat.st_size, to_write
+        key = stat.st_dev, stat.st_ino, to_write
         with self._lock:
+            if key in self._kept and len(self._kept[key]) != stat.st_size:  # its next use needs another size
+                del self._kept[key]
             if key not in self._kept:
                 if not self._has_room(stat.st_size):
                     self._forget_dead()
@@ -83,7 +85,7 @@ class SegmentMaps:
             return np.frombuffer(self._kept[key], dtype=np.uint8)
 
     def _has_room(self, nbytes: int) -> bool:
-        return nbytes + sum(kept for _, _, kept, _ in self._kept) <= MAPPED_BYTES
+        return nbytes + sum(map(len, self._kept.values())) <= MAPPED_BYTES
 
     def _forget_dead(self) -> None:
         """Drop the maps of removed files: a file is truncated to 0 bytes before it is removed."""

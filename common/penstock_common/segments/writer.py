@@ -17,6 +17,12 @@ from penstock_common.wire.header import FILE_PAGE, SegmentRef, aligned, ref_byte
 from penstock_common.wire.segment import SegmentInfo, place_record, record_parts, rest_of
 from penstock_common.wire.spec import Spec
 
+UNUSED_SHARE = 1 / 4
+"""The share of a file from which on its unused end goes back to the file system. The shards of a stream whose samples
+differ in size end anywhere in their last file."""
+LEAST_SHARE = 1 / 4
+"""The share of a new file that a used one must have, so that files do not get smaller from one use to the next."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
@@ -80,14 +86,16 @@ class SegmentWriter:
             OSError: Nothing was written; ENOSPC on a full disk.
         """
         (meta_name, meta), payload = fields[0], [value for _, value in fields[1:]]
-        reserved, self._reserved = self._reserved, None
+        reserved = self._reserved
         if reserved is not None and self._open is not None:
             here = reserved.meta_of(self._open.name, meta, payload)
             if here is not None:
-                self._complete(self._open, *here)
+                self._complete(self._open, *here)  # after an error the arrays stay reserved
+                self._reserved = None
                 return [(meta_name, here[0])], self._open.name
+        self._reserved = None
         if reserved is not None:
-            self.close()  # the arrays' owner may still write to them, so the file takes no other block
+            self._leave()  # the arrays' owner may still write to them, so the file takes no other block
         sizes = [memoryview(value).nbytes for value in payload]
         header_bytes = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._open_for(header_bytes, sizes)
@@ -145,8 +153,7 @@ class SegmentWriter:
     def drop_reserved(self) -> None:
         """Drop the reserved memory, which will not be given to `append`."""
         if self._reserved is not None:
-            self._reserved = None
-            self.close()  # the arrays' owner may still write to them
+            self._leave()  # the arrays' owner may still write to them
 
     def _complete(self, opened: OpenSegment, meta: bytes, ref: SegmentRef) -> None:
         end = aligned(ref.end)
@@ -162,7 +169,9 @@ class SegmentWriter:
             self.close()
         info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self.spec)
         needed = place_record(2 * FILE_PAGE, header_bytes, sizes)[1]
-        self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * FILE_PAGE))
+        needed += 4 * FILE_PAGE
+        least = max(int(self._segment_bytes * LEAST_SHARE), needed)
+        self._open = self.folder.take(info, max(self._segment_bytes, needed), least)
         if self._is_synced:
             sync(self.folder.path)
         self._at = len(self._open.head)
@@ -175,7 +184,15 @@ class SegmentWriter:
         self.full = [name for name in self.full if name not in names]
 
     def close(self) -> None:
-        """Give the file back. No more blocks may follow."""
+        """Give the file back, without a large unused end. No more blocks may follow."""
+        if self._open is not None and self._reserved is None and self._at > len(self._open.head):
+            used = aligned(self._at, FILE_PAGE)
+            if self._open.nbytes - used > self._open.nbytes * UNUSED_SHARE and _is_whole(self._open):
+                os.ftruncate(self._open.fd, used)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Give the file back as it is."""
         self._reserved = self._mapped = self._is_placed = None
         if self._open is not None:
             self.full.append(self._open.name)

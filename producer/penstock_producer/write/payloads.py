@@ -117,9 +117,14 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     most = max(2 if record < LARGE_BYTES else 1, most_bytes // record) * record + HEAD_BYTES
     if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
         return most
-    payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)
+    payload = manifest.shard_size(shard) * sum(known)
     entries = payload // max(1, stream.block_bytes) + 2
-    return min(most, payload + entries * RECORD_BYTES + HEAD_BYTES)
+    whole = payload + entries * RECORD_BYTES
+    if whole + HEAD_BYTES <= most:
+        return whole + HEAD_BYTES
+    # files of equal sizes, of whole blocks: the last of full ones would be nearly empty for some shards
+    files = -(-whole // (most - HEAD_BYTES))
+    return min(most, -(-whole // (files * record)) * record + HEAD_BYTES)
 
 
 class FolderFull(PenstockError):

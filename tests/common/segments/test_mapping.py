@@ -152,6 +152,22 @@ def test_files_that_are_used_again_need_no_new_pages(folder: SegmentFolder) -> N
     assert len({key[1] for key in maps_of(folder.path)._kept}) == 1, "one file, six times"
 
 
+def test_a_file_without_its_unused_end_is_used_again(folder: SegmentFolder) -> None:
+    """It is as large as its use needs, and a process keeps one map of it, however often its size changes."""
+    reader = SegmentReader(folder)
+    for count in (100, 300, 1, 200):
+        lane = lane_of(folder)
+        entry, name = lane.append(fields_of(builder_in(lane, count), 0, count))
+        lane.close()
+        assert numbers(reader.read(ref_of(entry))) == list(range(count))
+        assert folder.names()[name].st_size < count * 1008 + FILE_BYTES / 4 + 8 * 4096
+        reader.close()
+        gc.collect()
+        assert folder.give_back(name, keep=True)
+    assert len(folder.spare()) == 1
+    assert len(maps_of(folder.path)._kept) <= 2, "one to read, and one to write"
+
+
 def test_what_was_removed_or_cut_short_is_an_error_and_its_memory_is_given_back(folder: SegmentFolder) -> None:
     """An operator's rm, and a truncated file: reading a map of it would end the trainer by a signal."""
     lane = lane_again(folder)
