@@ -18,6 +18,7 @@ import {
   TooManyDeadLetters,
   WaitTimeout,
 } from "../dist/index.js";
+import { loadScript } from "../dist/scripts.js";
 import { all, names } from "./members.mjs";
 import { startPeer, told } from "./peer.mjs";
 
@@ -303,6 +304,24 @@ for (const options of [{}, { rank: 0, worldSize: 1 }]) {
     assert.deepEqual([epochs(0) + names(given).length, epochs(1), epochs(2)], [40, 0, 40]);
   });
 }
+
+test("a group goes on without an epoch that it lost in part", async () => {
+  const stream = "lost-in-part";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [40], block_bytes: 500, epochs: 2 });
+  const first = begin(stream);
+  await collect(first);
+  await first.close();
+  const tag = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"))[0];
+  const keys = ["roster", "1:entries", "1:segments"].map((key) => `penstock:{${stream}.${tag}}:${key}`);
+  const [{ id }] = await client.xRange(keys[1], "-", "+", { COUNT: 1 });
+  const generation = await client.hGet(keys[0], "gen");
+  assert.equal(await client.eval(loadScript("trim"), { keys, arguments: [generation, "1", id, "500", ""] }), 500);
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [40], block_bytes: 500 });
+  await assert.rejects(collect(begin(stream)), EpochsReleased);
+  const back = begin(stream, { start: "remaining" });
+  assert.ok(names((await collect(back)).map(([one]) => one)).every((name) => name.startsWith("2/")));
+  await back.close();
+});
 
 test("a feed is read across its epochs, while it is written", async () => {
   const loader = begin("fed", { batchSize: 4 });

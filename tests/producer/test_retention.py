@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -21,6 +22,7 @@ from benchmarks.stock import StockServer
 from penstock import EmbeddedServer
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated, WaitTimeout
 from penstock_common.server.scripts import load_script
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.groups.ledger import acknowledge
@@ -28,6 +30,7 @@ from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_common.stream.removal.deletion import release_epoch
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
@@ -39,6 +42,7 @@ from penstock_producer.write.retention import (
     plan_trim,
     trimming_groups,
 )
+from penstock_producer.write.trimmer import Trimmer
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, open_stream, payload_bytes
 from tests.tuned import tuned
@@ -344,6 +348,44 @@ def test_a_group_that_lost_an_epoch_goes_on_where_it_stands(any_url: str, any_cl
         told = "has read epochs 0,2 of 't'"
         with loader_of(any_url, "left", **settings, timeout_s=1) as again, pytest.raises(WaitTimeout, match=told):
             read(again)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_a_group_goes_on_without_an_epoch_that_it_lost_in_part(
+    any_url: str, any_client: Client, order: str, partitions: int
+) -> None:
+    """The rest of a trimmed epoch would be trained on, and then end with samples that nobody can give."""
+    settings: dict[str, Any] = {"prefetch_bytes": 20 * BYTES} | ({} if order == "shared" else {"order": order})
+    with writer_of(any_url, partitions=partitions, budget_bytes=500 * BYTES) as writer:
+        stream = writer.stream
+
+        def write(samples: int) -> None:
+            with writer.epoch(sizes=[samples] * partitions) as epoch:
+                for number in range(partitions):
+                    with epoch.shard(number) as shard:
+                        for offset in range(samples):
+                            shard.write({"x": np.zeros(1000, np.uint8), "y": offset})
+
+        write(10)
+        with loader_of(any_url, "left", **settings) as left:
+            assert len(read_all(left)) == 10 * partitions
+        with loader_of(any_url, "other") as other:
+            assert len(read_all(other)) == 10 * partitions
+            for _ in range(2):
+                write(10)
+                assert len(read_all(other)) == 10 * partitions
+            release_epoch(any_client, stream, 1)
+            last = stream.partitions[-1]  # it alone is trimmed, and the others learn of it
+            trimmer = Trimmer(any_client, stream, last, time.monotonic, Confirmer(any_client, stream, print))
+            assert trimmer.trim(load_roster(any_client, last), 2, BYTES)
+            write(10)
+            with pytest.raises(EpochsReleased, match=r"start='remaining'"), loader_of(any_url, "left", **settings):
+                pass
+            with loader_of(any_url, "left", **settings, start="remaining") as back:
+                assert {batch.epoch for batch in back} == {3}
+            assert all(load_roster(any_client, one).groups["left"].first == 3 for one in stream.partitions)
+        assert audit_stream(any_client, stream).is_clean
 
 
 def test_a_declared_group_holds_what_it_has_not_read(any_url: str, any_client: Client) -> None:

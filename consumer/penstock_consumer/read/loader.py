@@ -218,8 +218,8 @@ class Loader(StageMethods, Passing):
             batch_size: the samples of a batch; in canonical order, of a batch of each rank.
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
             start: 'resume' continues where the group stands. 'remaining' does so also if epochs were released before
-                the group read them: it goes on without those. 'earliest', or the number of an epoch, makes the group
-                read again from there.
+                the group read them: it goes on without those. If one lost only a part of its entries, the group goes on
+                behind it. 'earliest', or the number of an epoch, makes the group read again from there.
             wait: whether a stream that does not exist is waited for. A stream that the `penstock run` above this
                 process prepares is always waited for.
             acknowledge: when a batch counts as trained on; see the class.

@@ -30,7 +30,8 @@ export interface LoaderOptions extends ServerOptions {
   readonly batchSize: number;
   /**
    * 'resume' continues where the group stands. 'remaining' does so also if epochs were released before the group read
-   * them: it goes on without those. 'earliest', or an epoch, makes the group read again from there.
+   * them: it goes on without those. If one lost only a part of its entries, the group goes on behind it. 'earliest', or
+   * an epoch, makes the group read again from there.
    */
   readonly start?: Start;
   /** Whether a group that does not exist is made. Default true. */

@@ -1,7 +1,7 @@
 -- Joins a member to a group, or declares a group without a member. The keys are those of each epoch: its entries, or
 -- of an ordered group its positions. An empty member declares only. An empty kind accepts the kind that the group
 -- has. world and batch are 0 where the caller does not know them. With look_only nothing is written, and no epoch need be
--- known.
+-- known. With force a group that lost epochs goes on without them: behind the last of those that was trimmed.
 --
 -- KEYS: roster key..
 -- ARGV: group member incarnation declared first raise force kind world batch quiet_ms look_only epoch..
@@ -55,6 +55,14 @@ if text then
   if batch > 0 and (record.batch or batch) ~= batch then return {'batch', record.batch} end
   if record.lost and not force then return {'lost', record.lost[1], record.lost[2]} end
   if raise then record.first = math.max(record.first, first) end
+  -- an epoch that was lost in part is still there, and would end with samples that nobody can give
+  for i = 1, record.lost and #all or 0, 2 do
+    local epoch = tonumber(string.match(all[i], '^t:(%d+)$'))
+    if epoch and epoch >= record.lost[1] and epoch <= record.lost[2]
+        and redis.call('HEXISTS', KEYS[1], 'd:' .. group .. ':' .. epoch) == 0 then
+      record.first = math.max(record.first, epoch + 1)
+    end
+  end
 else
   new = 1
   record = {kind = kind == '' and 'shared' or kind, first = math.max(first, whole, lowest or 0), declared = false}
