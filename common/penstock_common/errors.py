@@ -151,7 +151,7 @@ class GroupNotFound(PenstockError, LookupError):
 
 
 class GroupFinished(PenstockError, RuntimeError):
-    """The group has read every epoch the stream will have."""
+    """The group has read every epoch the stream will have, or begins behind the last one."""
 
 
 class GroupBusy(PenstockError, RuntimeError):

@@ -80,7 +80,7 @@ export class TooManyDeadLetters extends PenstockError {}
 /** The group is not on the stream's roster. */
 export class GroupNotFound extends PenstockError {}
 
-/** The group has read every epoch that the stream will have. */
+/** The group has read every epoch that the stream will have, or begins behind the last one. */
 export class GroupFinished extends PenstockError {}
 
 /** The group has live members, so it cannot be reset, or change its number of ranks, now. */

@@ -272,6 +272,8 @@ test("start reads again from an epoch, and a group that has read all says so", a
   await assert.rejects(collect(loader), GroupFinished);
   await loader.close();
   await assert.rejects(collect(begin("digits")), GroupFinished);
+  const begun = /to begin with epoch 2 of 'digits', of which 2 were begun .*; `penstock produce` makes epoch 2 next$/;
+  await assert.rejects(collect(begin("digits", { group: "next", start: 2 })), begun);
   const again = begin("digits", { start: "earliest" });
   assert.equal(sorted([...(await collect(again)), ...(await collect(again))]).length, 80);
   await again.close();

@@ -194,6 +194,27 @@ class TestWaits:
                 list(loader)
                 list(loader)
 
+    def test_a_group_that_begins_with_the_next_epoch_waits_for_it_while_one_is_planned(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """A learner that starts with the newest samples comes before them."""
+        produce(any_url, "t", 10, epochs=2)
+        stream = open_stream(any_client, "t")
+        reason = r"to begin with epoch 2 of 't', of which 2 were begun .*; `penstock produce` makes epoch 2 next"
+        set_plan(any_client, stream, 2)
+        with loader_of(any_url, start=2) as loader, pytest.raises(GroupFinished, match=reason):
+            list(loader)
+        for final in (3, None):
+            set_plan(any_client, stream, final)
+            with (
+                loader_of(any_url, start=2, timeout_s=0.3) as loader,
+                pytest.raises(WaitTimeout, match=reason),
+            ):
+                list(loader)
+        with loader_of(any_url, start=2) as loader:
+            produce(any_url, "t", 10, epochs=1)
+            assert {batch.epoch for batch in loader} == {2}
+
     def test_an_abandoned_epoch_that_was_released_ends_too(self, any_url: str) -> None:
         """The space of an abandoned epoch is freed first, with or without readers."""
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 480, "budget_bytes": 20_000, "notify": lambda _: None}

@@ -79,15 +79,16 @@ def why_no_epoch(
             f"group {group!r} has read {epochs} {format_ranges(read)} of {stream!r}; there is no other: "
             "`penstock produce` makes one; start='earliest' or penstock.Replay reads the retained again"
         )
-    if first > begun:
+    is_before_whole = first - 1 in roster.epochs and first - 1 not in roster.trimmed
+    if first > begun or (first == begun and is_before_whole):
         return (
             f"group {group!r} is to begin with epoch {first} of {stream!r}, of which {begun} were begun (0 is the "
-            "first): it is not there yet"
+            f"first): it is not there yet; `penstock produce` makes epoch {begun} next"
         )
-    if first > 0:
+    if first == begun > 0:
         return (
             f"group {group!r} came after epoch {first - 1} of {stream!r}, which is not whole any more, and begins "
-            f"with epoch {first}: it is not there yet"
+            f"with epoch {first}: it is not there yet; `penstock produce` makes epoch {begun} next"
         )
     which = "has no other epoch" if begun else "has no epoch yet"
     return f"stream {stream!r} {which} for group {group!r}: `penstock produce` makes one"

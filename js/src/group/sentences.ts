@@ -94,16 +94,17 @@ export function whyNoEpoch({ stream, group, roster, first, begun, given, halfOpe
       "there is no other: `penstock produce` makes one; start: 'earliest' or `replay` reads the retained again"
     );
   }
-  if (first > begun) {
+  const isBeforeWhole = roster.epochs.includes(first - 1) && !roster.trimmed.has(first - 1);
+  if (first > begun || (first === begun && isBeforeWhole)) {
     return (
       `group '${group}' is to begin with epoch ${first} of '${stream}', of which ${begun} were begun (0 is the first): ` +
-      "it is not there yet"
+      `it is not there yet; \`penstock produce\` makes epoch ${begun} next`
     );
   }
-  if (first > 0) {
+  if (first === begun && first > 0) {
     return (
       `group '${group}' came after epoch ${first - 1} of '${stream}', which is not whole any more, and begins with ` +
-      `epoch ${first}: it is not there yet`
+      `epoch ${first}: it is not there yet; \`penstock produce\` makes epoch ${begun} next`
     );
   }
   const which = begun > 0 ? "has no other epoch" : "has no epoch yet";

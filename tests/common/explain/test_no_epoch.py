@@ -37,11 +37,21 @@ def test_what_was_released_closed_or_given_counts_as_read() -> None:
             "group 'g' is to begin with epoch 4 of 't', of which 2 were begun (0 is the first): it is not there yet",
         ),
         (2, 2, "group 'g' came after epoch 1 of 't', which is not whole any more, and begins with epoch 2: it is not"),
+        (1, 3, "stream 't' has no other epoch for group 'g': `penstock produce` makes one"),
     ],
 )
 def test_a_group_that_has_read_nothing_is_told_what_it_waits_for(first: int, begun: int, sentence: str) -> None:
     """A late group waits for another epoch than a group of an empty stream."""
-    assert why(Roster("1"), first=first, begun=begun).startswith(sentence)
+    said = why(Roster("1"), first=first, begun=begun)
+    assert said.startswith(sentence)
+    assert first < max(begun, 1) or said.endswith(": it is not there yet; `penstock produce` makes epoch 2 next")
+
+
+@pytest.mark.parametrize(("trimmed", "reason"), [((), "is to begin with epoch 2"), ((1,), "came after epoch 1 of 't'")])
+def test_an_epoch_is_said_to_have_gaps_only_if_it_has(trimmed: tuple[int, ...], reason: str) -> None:
+    """`Loader(start=2)` may name the next epoch, and a user who reads of a gap looks for a loss."""
+    roster = Roster("1", epochs={0: "a", 1: "b"}, trimmed=frozenset(trimmed))
+    assert why(roster, first=2, begun=2).startswith(f"group 'g' {reason}")
 
 
 def test_an_epoch_that_is_being_opened_is_named_first() -> None:
