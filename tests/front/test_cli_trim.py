@@ -28,7 +28,8 @@ def test_trim_releases_acknowledged_epochs_at_once_and_names_who_needs_the_other
                 for number in range(20):
                     part.write({"x": np.full(1000, number, np.uint8)})
         assert "no whole epoch of 'train' (epochs:0, this once)" in (told := trimmed("--keep", "0"))
-        assert "epoch 3 stays: no group has read it" in told
+        advice = "penstock epochs abandon train 3 --force"
+        assert f"epoch 3 stays: no group has read it (`{advice}` gives it up)" in told
         with penstock.Loader("train", group="resnet", batch_size=20, url=any_url) as loader:
             for _ in range(4):
                 assert sum(batch.size for batch in loader) == 20

@@ -40,18 +40,23 @@ def test_the_page_works_as_it_says(
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
     environment = {**os.environ, "PYTHONPATH": paths}
     last: list[list[tuple[int, int]]] = []
-    for kind, text in PARTS:
+
+    def type_in(text: str) -> str:
+        line = re.sub("^penstock ", f"{sys.executable} -m penstock ", text, flags=re.MULTILINE)
+        done = subprocess.run(
+            ["sh", "-ec", line], check=False, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for kind, text in PARTS[:-1]:
         if kind == "sh":
-            line = text.replace("penstock ", f"{sys.executable} -m penstock ", 1)
-            done = subprocess.run(
-                ["sh", "-c", line], check=False, env=environment, capture_output=True, text=True, timeout=120
-            )
-            assert done.returncode == 0, done.stderr
+            type_in(text)
         else:
             names: dict[str, Any] = {}
             exec(compile(text, "decode-once.md", "exec"), names)
             last.append(samples_of(names["batch"]))
-    assert [kind for kind, _ in PARTS] == ["sh", "sh", "python", "sh", "python", "sh"]
+    assert [kind for kind, _ in PARTS] == ["sh", "sh", "python", "sh", "python", "sh", "sh"]
     with penstock.Replay("train", epoch=0, batch_size=64, shuffle=7) as replay:
         passes = [samples_of(batch) for _ in range(3) for batch in replay]
     everything = [(number, number % 2) for number in range(COUNT)]
@@ -60,3 +65,6 @@ def test_the_page_works_as_it_says(
     assert last == [passes[2], passes[0]], "the page's third pass, and the first pass from files"
     with penstock.Replay("again", epoch=0, batch_size=64, shuffle=7) as again:
         assert [samples_of(batch) for batch in again] == passes[:1]
+    assert "released epoch 0 of 'train'" in type_in(PARTS[-1][1])
+    with penstock.Replay("train", epoch=1, batch_size=64) as replay:
+        assert [sorted(samples_of(batch)) for batch in replay] == [everything]

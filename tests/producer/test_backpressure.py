@@ -19,6 +19,7 @@ from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.commands import Client, ms_of
 from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster
+from penstock_common.stream.manifest import abandon_epoch, retained_epochs
 from penstock_common.stream.removal.deletion import delete_stream, release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
@@ -106,6 +107,7 @@ class TestTheRule:
         """A wait that is not explained looks like a hang."""
         sentence = explain_quota("train", QuotaState(90 << 20, 20 << 20, 100 << 20, is_next), blockers, has_groups)
         assert words in sentence
+        assert ("`penstock epochs abandon train EPOCH --force`" in sentence) == (not has_groups)
         assert "90 MiB of 100 MiB" in sentence
 
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
@@ -208,6 +210,23 @@ def test_a_group_that_has_left_is_not_said_to_owe_acknowledgements(any_url: str)
     with loader_of(any_url, "g", start=1) as loader:
         assert sum(batch.size for batch in loader) == 300
     producing.finish()
+
+
+def test_a_stream_that_is_only_replayed_goes_on_once_an_old_epoch_is_given_up(any_url: str, any_client: Client) -> None:
+    """No group reads it, so no retention releases anything, and the wait must name the only way out."""
+    tuning = Tuning(notify=lambda _: None)
+    with (
+        Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, retention="epochs:1", tuning=tuning) as writer,
+        writer.epoch() as epoch,
+    ):
+        for number in range(60):
+            epoch.write(block(number))
+    producing = Producing(any_url, 60)
+    assert producing.heard.wait(5)
+    assert "`penstock epochs abandon t EPOCH --force`" in producing.said[-1]
+    abandon_epoch(any_client, writer.stream, 0)
+    producing.finish()
+    assert [*retained_epochs(any_client, writer.stream)] == [1]
 
 
 def test_a_slow_group_is_named_within_five_seconds(any_url: str) -> None:

@@ -101,7 +101,9 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
         why += ["it is not complete yet"] if not manifest.is_ended else []
         why += ["it is pinned (`penstock epochs unpin`)"] if epoch in roster.pinned else []
         why += ["a replay reads it"] if is_replayed(roster, epoch, now_ms) else []
-        why += ["no group has read it"] if manifest.is_ended and not (groups or is_acknowledged(roster, epoch)) else []
+        if manifest.is_ended and not (groups or is_acknowledged(roster, epoch)):
+            give_up = f"penstock epochs abandon {stream.name} {epoch} --force"
+            why.append(f"no group has read it (`{give_up}` gives it up)")
         if why:
             found[epoch] = why
     return found

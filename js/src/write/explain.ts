@@ -31,7 +31,10 @@ export function explainQuota(stream: string, state: QuotaState, keepers: Keepers
   const share = `${readableBytes(state.heldBytes)} of ${readableBytes(state.budgetBytes)}`;
   const full = `${budgetOf(stream, state)} is full (${share})`;
   if (!hasGroups) {
-    return `${full} and no group reads it yet: start a trainer, or \`penstock groups declare ${stream} NAME\``;
+    return (
+      `${full} and no group reads it yet: start a trainer, or \`penstock groups declare ${stream} NAME\`; an old epoch ` +
+      `that no group will read is given up with \`penstock epochs abandon ${stream} EPOCH --force\``
+    );
   }
   if (missing.length > 0) {
     const more = missing.length > SHOWN ? ` and ${missing.length - SHOWN} more` : "";

@@ -211,7 +211,8 @@ def explain_quota(
     if not has_groups:
         return (
             f"{budget} is full ({share}) and no group reads it yet: "
-            f"start a trainer, or `penstock groups declare {stream} NAME`"
+            f"start a trainer, or `penstock groups declare {stream} NAME`; an old epoch that no group will read "
+            f"is given up with `penstock epochs abandon {stream} EPOCH --force`"
         )
     if gone:
         return (
