@@ -249,6 +249,7 @@ def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: s
         code, _, err = told("groups", "drop", "train", "resnet")
         assert code == 1
         assert err.startswith("penstock: group 'resnet' of 'train' is read by gpu-0 (seen 0 s ago): stop it first")
+        assert "one that has ended counts as gone at most 30 s after it was last seen" in err
     with penstock.Loader("train", group="vit", batch_size=4, url=url) as loader:
         next(iter(loader))
         assert told("groups", "drop", "train", "vit", "--force")[0] == 0

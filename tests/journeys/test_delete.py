@@ -287,7 +287,9 @@ class TestCommand:
             epoch.write(sample(1))
             epoch.flush()
             assert main(command) == 1
-            assert "'t' is in use by a writer of epoch 0 (wrote 0 s ago)" in capsys.readouterr().err
+            told = capsys.readouterr().err
+            assert "'t' is in use by a writer of epoch 0 (wrote 0 s ago)" in told
+            assert "one that has ended counts as gone at most 30 s after it was last seen" in told  # after Ctrl-C, too
             epoch.close()
         with loader_of(any_url, "resnet", member="host-1"):
             assert main(command) == 1

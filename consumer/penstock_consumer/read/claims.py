@@ -29,7 +29,7 @@ from penstock_common.stream.groups.ledger import Acknowledgement, acknowledge, b
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns, describe_loss
 from penstock_common.stream.groups.outbox import Outboxes, Probe
 from penstock_common.stream.groups.positions import PositionReport, known_positions, report, rewind
-from penstock_common.stream.groups.presence import liveness_of
+from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
 from penstock_common.stream.groups.roster import (
     Membership,
     RankOrder,
@@ -361,7 +361,7 @@ class LeaseClaim(Claim):
         if others:
             raise GroupBusy(
                 f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
-                "stop them first, or use another group"
+                f"stop them first, or use another group; {GONE_AFTER}"
             )
         reset_group(self.client, self.stream, self.who.group, self._restart_at(start, roster))
 

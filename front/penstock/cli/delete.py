@@ -101,6 +101,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.errors import PenstockError
+    from penstock_common.stream.groups.presence import GONE_AFTER
     from penstock_common.stream.removal.deletion import users_of
     from penstock_common.stream.streams import find_stream
 
@@ -112,7 +113,7 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
         more = f" and {len(users) - 5} more" if len(users) > 5 else ""
         raise PenstockError(
             f"stream {args.stream!r} is in use by {', '.join(users[:5])}{more}: stop them first, or give --force and "
-            "they stop with an error"
+            f"they stop with an error; {GONE_AFTER}"
         )
 
 

@@ -176,7 +176,7 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
 def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> None:
     from penstock_common.errors import GroupBusy
     from penstock_common.stream.commands import server_ms
-    from penstock_common.stream.groups.presence import liveness_of
+    from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
     from penstock_common.stream.groups.roster import load_roster
 
     rosters = [load_roster(client, partition) for partition in stream.partitions]
@@ -184,7 +184,7 @@ def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> No
     ages = {who: liveness.unseen_s for who, liveness in sorted(members.items()) if liveness.may_be_at_work}
     if living := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == name]:
         named = ", ".join(living)
-        raise GroupBusy(f"group {name!r} of {stream.name!r} is read by {named}: {advice}")
+        raise GroupBusy(f"group {name!r} of {stream.name!r} is read by {named}: {advice}; {GONE_AFTER}")
 
 
 def _epoch(text: str) -> str:

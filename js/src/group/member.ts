@@ -5,7 +5,7 @@ import { acknowledgement, type ShardRange, uncovered } from "../stream/ledger.js
 import { isLeftOver } from "../stream/leftOver.js";
 import { begunShards, findManifest, isEnded, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import { hasUnread, pendingMembers } from "../stream/pending.js";
-import { mayBeAtWork } from "../stream/presence.js";
+import { GONE_AFTER, mayBeAtWork } from "../stream/presence.js";
 import { Confirmer } from "../stream/replicas.js";
 import {
   closeForGroup,
@@ -139,7 +139,7 @@ export class Member {
     if (live.length > 0) {
       throw new GroupBusy(
         `group '${group}' is read by ${live.join(", ")}: start: ${JSON.stringify(start)} would reset it under them; ` +
-          "stop them first, or use another group",
+          `stop them first, or use another group; ${GONE_AFTER}`,
       );
     }
     await resetGroup(this.server, stream, group, typeof start === "number" ? start : await this.firstWhole(roster));

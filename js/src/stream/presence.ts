@@ -9,6 +9,8 @@ import type { MemberRecord } from "./roster.js";
 const SILENT_MS = 2500;
 /** A process with a heartbeat within it may be at work. */
 export const ALIVE_MS = 30_000;
+/** The end of a message that names who is at work: after a kill no fact on the server shows the end. */
+export const GONE_AFTER = `one that has ended counts as gone at most ${ALIVE_MS / 1000} s after it was last seen`;
 const NAMED = /^[^@]{1,100}@([0-9a-f]{16})\.([1-9][0-9]{0,6})\.([1-9][0-9]{0,18})$/;
 
 const hasher = await createBLAKE2b(64);

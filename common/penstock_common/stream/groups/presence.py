@@ -24,6 +24,8 @@ MOST_THREADS = 1
 
 ALIVE_MS = 30_000
 """One lease: a process with a heartbeat within it may be at work, and `groups drop` asks for --force."""
+GONE_AFTER = f"one that has ended counts as gone at most {ALIVE_MS // 1000} s after it was last seen"
+"""The end of a message that names who is at work: after a kill or Ctrl-C no fact on the server shows the end."""
 
 _PROC = Path("/proc")
 _NAMED = re.compile(r"[^@]{1,100}@([0-9a-f]{16})\.([1-9][0-9]{0,6})\.([1-9][0-9]{0,18})")
