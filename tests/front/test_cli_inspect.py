@@ -256,6 +256,32 @@ def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: s
     # ... and leaving a group that is gone raises nothing at the end of that training run
 
 
+def test_several_groups_are_dropped_by_one_command_or_none_of_them(
+    told: Told, url: str, writer: penstock.Writer
+) -> None:
+    """A sweep leaves many. A wrong name or a living member among them must not leave half of the work done."""
+
+    def names() -> list[str]:
+        return [group["name"] for group in json.loads(told("groups", "list", "train", "--json")[1])]
+
+    produced(writer)
+    for name in ("a", "b", "c", "d"):
+        assert told("groups", "declare", "train", name)[0] == 0
+    code, _, err = told("groups", "drop", "train", "a", "nope")
+    assert code == 1
+    assert "nope" in err
+    with penstock.Loader("train", group="d", batch_size=4, url=url) as loader:
+        next(iter(loader))
+        assert told("groups", "drop", "train", "a", "d")[0] == 1
+    assert names() == ["a", "b", "c", "d"]
+    assert told("groups", "drop", "train", "a", "b", "a")[1].count("is dropped") == 2
+    one = {"stream": "train", "group": "c", "dropped": True}
+    assert json.loads(told("groups", "drop", "train", "c", "--json")[1]) == one
+    assert told("groups", "declare", "train", "c")[0] == 0
+    assert json.loads(told("groups", "drop", "train", "c", "d", "--json")[1]) == [one, one | {"group": "d"}]
+    assert names() == []
+
+
 def test_groups_list_names_the_members_that_are_silent(told: Told, url: str, writer: penstock.Writer) -> None:
     """Three members, one of them dead, look like three that train."""
     produced(writer)

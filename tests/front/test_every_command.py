@@ -85,6 +85,7 @@ def test_the_overview_names_every_command_and_the_exit_codes(capsys: pytest.Capt
 VALUES = {
     "stream": "trian",
     "name": "resnet",
+    "names": "resnet",
     "epoch": "0",
     "entry": "1-0",
     "policy": "epochs:3",

@@ -66,7 +66,7 @@ COMMANDS: dict[str, Entry] = {
     "health": Entry("penstock.cli.health", "say whether a worker or a trainer of this host gave a heartbeat lately"),
     "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or duplicated"),
     "bad": Entry("penstock.cli.bad", "list, show, retry or drop bad samples and dead letters"),
-    "groups": Entry("penstock.cli.groups", "list a stream's groups; declare, reset or drop one"),
+    "groups": Entry("penstock.cli.groups", "list a stream's groups; declare or reset one, drop some"),
     "epochs": Entry("penstock.cli.epochs", "list a stream's epochs; close, abandon or pin one; say how many are kept"),
     "trim": Entry("penstock.cli.trim", "release what a stream's retention gives up, now"),
     "export": Entry("penstock.cli.export", "copy a stream's epochs to files, bit-exact"),

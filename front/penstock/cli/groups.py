@@ -1,4 +1,4 @@
-"""``penstock groups``: lists groups, declares one before its trainer starts, resets one, or drops one for ever."""
+"""``penstock groups``: lists groups, declares one before its trainer starts, resets one, or drops some for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"
-    "  penstock groups reset train resnet 2\n  penstock groups drop train resnet\n\n"
+    "  penstock groups reset train resnet 2\n  penstock groups drop train resnet\n"
+    "  penstock groups drop train trial-1 trial-2 --json\n\n"
     "A trainer's group needs no declaring; but what it has not read is kept only while a member is there,\n"
     "and a declared group's until it is dropped. A group is reset only while nobody reads it; until its trainer\n"
     "comes back nothing is kept for it unless it is declared.\n\n"
@@ -35,12 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare = add_action(
         actions, "declare", "make a group: all from the first whole epoch on is kept for it until it is dropped"
     )
-    drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
+    drop = add_action(actions, "drop", "forget groups, what they have read, and their claim on data")
     reset = add_action(
         actions, "reset", "have a group read again from an epoch, as if it had acknowledged nothing since"
     )
-    for parser_of_one in (declare, drop, reset):
+    for parser_of_one in (declare, reset):
         parser_of_one.add_argument("name", type=GROUP_NAME, help="the group")
+    drop.add_argument("names", nargs="+", metavar="name", type=GROUP_NAME, help="a group, or several")
     declare.add_argument(
         "--ordered", action="store_true", help="for Loader(order='canonical'); a group stays what it was made as"
     )
@@ -162,14 +164,19 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
     from penstock_common.stream.groups.forgetting import drop_group
     from penstock_common.stream.groups.roster import require_group
 
-    require_group(client, stream, args.name)
-    if not args.force:
-        _refuse_living(client, stream, args.name, "stop it first, or give --force")
-    drop_group(client, stream, args.name)
+    names = dict.fromkeys(args.names)
+    for name in names:  # before the first is dropped, because a wrong name among them may mean another stream
+        require_group(client, stream, name)
+        if not args.force:
+            _refuse_living(client, stream, name, "stop it first, or give --force")
+    dropped: list[dict[str, object]] = []
+    for name in names:
+        drop_group(client, stream, name)
+        dropped.append({"stream": stream.name, "group": name, "dropped": True})
+        if not args.json:
+            console.line(f"group {name!r} of {stream.name!r} is dropped: nothing is kept for it any more")
     if args.json:
-        console.json({"stream": stream.name, "group": args.name, "dropped": True})
-    else:
-        console.line(f"group {args.name!r} of {stream.name!r} is dropped: nothing is kept for it any more")
+        console.json(dropped if len(dropped) > 1 else dropped[0])
     return 0
 
 
