@@ -525,6 +525,7 @@ def test_a_failed_production_ends_the_trainer_with_one_line(photos: Path) -> Non
     code, _, err = run(*command, cwd=photos.parent)
     assert code == 1
     assert "the production failed, so sleep is ended" in err
+    assert "penstock delete" not in err  # the server has ended, so there is nothing to give back
     assert "dog/04.png" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert time.monotonic() - began < 15

@@ -95,7 +95,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
             plans = plans_of(here)
             with SplitProduction(
-                plans, options_of(here), workers=workers_of(here), notify=console.notice
+                plans,
+                options_of(here),
+                workers=workers_of(here),
+                notify=console.notice,
+                server_stays=here.server_stays,
             ) as production:
                 amount = production.samples_per_epoch
                 names = " and ".join(map(repr, streams))
@@ -157,14 +161,14 @@ def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterat
     if url := args.url or settings.named_url:
         queue_url = queue_url_of(args) or url
         _end_check(args, checking)
-        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
+        yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url}, server_stays=True)
         return
     with EmbeddedServer() as server:
         _end_check(args, checking)
         console.notice(f"{server.name} {server.version} at {server.address}, for this run only")
         try:
             queue_url = args.queue_url or server.url
-            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url})
+            yield argparse.Namespace(**{**vars(args), "url": server.url, "queue_url": queue_url}, server_stays=False)
         finally:
             _remove_segments(server.url)
 

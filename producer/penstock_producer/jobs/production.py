@@ -163,10 +163,16 @@ class Production:
         workers: int,
         notify: Notify = to_stderr,
         planned_tasks: PlannedTasks | None = None,
+        server_stays: bool = True,
     ) -> None:
-        """Prepare a run. With ``planned_tasks``, workers of the caller learn the tasks, too; its own always do."""
+        """Prepare a run.
+
+        With ``planned_tasks``, workers of the caller learn the tasks, too; its own always do. ``server_stays`` is False
+        if the server ends with this run, and its streams with it.
+        """
         self._planned_tasks = planned_tasks or PlannedTasks()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
+        self._server_stays = server_stays
         self._runs: dict[int, PlannedEpoch] = {}
         """The epochs that this run opened, by number."""
         has_own_workers = workers > 0 or planned_tasks is not None
@@ -285,8 +291,8 @@ class Production:
             raise
 
     def tell_of_kept_budget(self) -> None:
-        """Say how to give the budget back, if this run made the stream and completed no epoch of it."""
-        if self._makes_stream and not self._finished():
+        """Say how to give the budget back, if this run made the stream, completed no epoch of it, and leaves it."""
+        if self._server_stays and self._makes_stream and not self._finished():
             budget, name = readable_bytes(self._writer.stream.budget_bytes), self._plan.stream
             self._notify(
                 f"this run made stream {name!r}, which keeps its budget of {budget} for the next run; `penstock "
@@ -658,7 +664,9 @@ class SplitProduction:
         *,
         workers: Mapping[str, int],
         notify: Notify = to_stderr,
+        server_stays: bool = True,
     ) -> None:
+        """Prepare the runs. ``server_stays`` is as in `Production`."""
         self._stack = ExitStack()
         self._streams = {part: plan.stream for part, plan in plans.items()}
         self.parts: dict[str, Production | EndlessProduction] = {}
@@ -670,7 +678,7 @@ class SplitProduction:
                 if getattr(plan.source, "endless", False):
                     made = EndlessProduction(plan, own, notify=notify)
                 else:
-                    made = Production(plan, own, workers=workers[part], notify=notify)
+                    made = Production(plan, own, workers=workers[part], notify=notify, server_stays=server_stays)
                 unfinished.push(made)
                 self.parts[part] = made
             self._stack = unfinished.pop_all()
