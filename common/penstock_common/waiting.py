@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout
 from penstock_common.printable import printable
@@ -34,6 +34,7 @@ __all__ = [
     "Outage",
     "Wait",
     "to_stderr",
+    "told_if_long",
 ]
 
 FIRST_WORD_S = 3.0
@@ -57,6 +58,22 @@ def to_stderr(text: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"penstock: {printable(text)}\n")
         sys.stderr.flush()
+
+
+@contextmanager
+def told_if_long(notify: Notify, reason: str) -> Iterator[None]:
+    """Give the reason of a wait if the block takes long. Code of the user's runs in it, so no loop can call `Wait`.
+
+    The thread that does it has ended when the block ends: the caller may fork.
+    """
+    timer = threading.Timer(FIRST_WORD_S, notify, [f"waiting: {reason}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 class Wait:

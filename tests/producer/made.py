@@ -21,6 +21,12 @@ def numbers() -> list[int]:
     return list(range(SAMPLES))
 
 
+def late_numbers() -> list[int]:
+    """A dataset whose constructor takes longer than a wait may be silent."""
+    time.sleep(3.5)
+    return numbers()
+
+
 def with_pid(number: int) -> dict[str, Any]:
     """Says who made it."""
     return {"x": np.full(4, number, np.int32), "pid": os.getpid()}

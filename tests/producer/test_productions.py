@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,21 @@ def test_a_failed_first_epoch_tells_how_to_give_the_budget_back(any_url: str) ->
         for _ in production.run():
             pass
     assert len([line for line in said if advice in line]) == 1  # the second run made no stream
+
+
+def test_a_source_that_takes_long_to_open_is_named(any_url: str) -> None:
+    """A constructor that reads an index for a minute looks like a command that hangs, and the workers repeat it."""
+    said: list[str] = []
+    source = DatasetConfig(name="tests.producer.made:late_numbers", transform="tests.producer.made:with_pid")
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    with Production(ProductionPlan(stream="late", source=source), options, workers=1, notify=said.append):
+        pass
+    assert said[0] == "waiting: the source of 'late' is being opened, and each worker does that once more"
+    threads = [thread.name for thread in threading.enumerate()]
+    with Production(plan("train", "with_pid"), options, workers=1, notify=said.append):
+        pass
+    assert not any("is being opened" in line for line in said[1:])
+    assert [thread.name for thread in threading.enumerate()] == threads  # what is forked next has one thread
 
 
 # --- two productions of one stream ------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from penstock_common.stream.streams import (
     require_there,
     set_plan,
 )
-from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr
+from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr, told_if_long
 from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher, hurry
@@ -194,7 +194,10 @@ class Production:
             unfinished.pop_all()
 
     def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int, unfinished: ExitStack) -> None:
-        self._planned = PlannedSource(plan)
+        # workers were forked before, so they open it again (docs/decisions/0015)
+        again = ", and each worker does that once more" if workers and plan.source.kind != "local" else ""
+        with told_if_long(self._notify, f"the source of {plan.stream!r} is being opened{again}"):
+            self._planned = PlannedSource(plan)
         unfinished.callback(self._planned.source.close)
         source, spec = self._planned.source, self._planned.transformed.spec
         if others := passed_over(source.info):
