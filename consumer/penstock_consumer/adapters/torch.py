@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock_common.errors import PenstockError
+from penstock_common.errors import PenstockError, StateMismatch
 from penstock_common.hints import (
     Answering,
     Lengthless,
@@ -445,7 +445,11 @@ class AcknowledgingIterable:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the rest of the pass that the state was taken in. Raises StateMismatch, ReplayTruncated."""
-        (self.batches if hasattr(self.batches, "load_state_dict") else self.dataset).load_state_dict(state)
+        if not hasattr(self.batches, "load_state_dict"):
+            self.dataset.load_state_dict(state)
+            return
+        _require_workers(state, getattr(self.batches, "num_workers", None))
+        self.batches.load_state_dict(state)
 
     # --- worker processes ---
 
@@ -483,6 +487,7 @@ class AcknowledgingIterable:
         """
         loaded = self._loaded()
         states = _share_states(loaded)
+        _require_workers(loaded, self.batches.num_workers)  # the DataLoader itself may have loaded it
         has_ended = bool(states) and _has_ended(loaded, states)
         part, position = self._resumed(shares, states, has_ended=has_ended) if states else (None, 0)
         is_resumed = part is not None
@@ -547,6 +552,25 @@ def _has_ended(loaded: Any, states: list[Mapping[str, Any]]) -> bool:
     The workers' own states need not say so: StatefulDataLoader keeps those that came with the last batch.
     """
     return bool(loaded.get(FINISHED)) or all(state["is_over"] for state in states)
+
+
+def _require_workers(state: Any, workers: int | None) -> None:
+    """Raise StateMismatch for a StatefulDataLoader's state of another number of workers: torchdata only asserts it.
+
+    A pass that had ended needs no worker's state, so the next one may have any number of workers.
+    """
+    states = _share_states(state)
+    found = len(states) if states else 0 if _has_dataset_state(state) else workers
+    if workers is None or found == workers or (workers and states and _has_ended(state, states)):
+        return
+    hint = f"use num_workers={found}, or save and load the dataset's own state_dict(), which fits any number"
+    raise StateMismatch("num_workers", found, workers, hint)
+
+
+def _has_dataset_state(state: Any) -> bool:
+    """Return whether a StatefulDataLoader's state has that of the dataset in the training process."""
+    inner = [value for value in state.values() if isinstance(value, Mapping)] if isinstance(state, Mapping) else []
+    return any("is_at_end" in value or _has_dataset_state(value) for value in inner)
 
 
 def _share_states(state: Any) -> list[Mapping[str, Any]]:

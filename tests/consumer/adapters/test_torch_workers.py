@@ -435,6 +435,48 @@ def test_a_state_of_a_dataset_fits_any_number_of_workers(any_url: str) -> None:
         assert first + rest == labels(loader)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize(("saved", "now"), [(2, 3), (3, 2), (0, 2), (2, 0)])
+def test_a_state_of_another_number_of_workers_is_refused_in_words(saved: int, now: int, any_url: str) -> None:
+    """A StatefulDataLoader ends in an AssertionError without a text, at the first batch."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        batches = made(loader, saved, stateful.StatefulDataLoader)
+        running = iter(batches)
+        next(running)
+        next(running)
+        state, portable = batches.state_dict(), batches.dataset.state_dict()
+        rest = next(running)["y"].tolist()
+    refused = (
+        f"this state has num_workers {saved}, the loader {now}: use num_workers={saved}, or .* dataset's own state"
+    )
+    with rank_of(any_url) as loader:
+        batches = made(loader, now, stateful.StatefulDataLoader)
+        with pytest.raises(StateMismatch, match=refused):
+            batches.load_state_dict(state)
+        batches.batches.load_state_dict(state)
+        if now:
+            with pytest.raises(StateMismatch, match=refused):
+                next(iter(batches))
+        batches = made(loader, now, stateful.StatefulDataLoader)
+        batches.dataset.load_state_dict(portable)
+        assert next(iter(batches))["y"].tolist() == rest
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_a_state_of_the_end_of_an_epoch_fits_any_number_of_workers(any_url: str) -> None:
+    """The next pass begins anew, so nothing of the workers is resumed."""
+    plan_epochs(any_url, 2)
+    with rank_of(any_url) as loader:
+        batches = made(loader, 2, stateful.StatefulDataLoader)
+        assert one_pass(batches) == numbers_of(0)
+        state = batches.state_dict()
+    with rank_of(any_url) as loader:
+        batches = made(loader, 3, stateful.StatefulDataLoader)
+        batches.load_state_dict(state)
+        assert one_pass(batches) == numbers_of(1)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_of_another_stream_is_refused(workers: int, any_url: str) -> None:
     """A checkpoint applied to another dataset trains on, silently, somewhere in it."""
