@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -280,6 +281,13 @@ def test_an_epoch_under_a_second_has_no_share_of_waiting() -> None:
     short = Stats(samples=10, bytes=10, elapsed_s=0.05, waited_s=0.0475, reader_s=0.0475)
     assert str(short) == "10 samples in 0.05 s, 200 samples/s, 200 B/s"
     assert str(Stats()) == "0 samples in 0 s, 0 samples/s, 0 B/s"
+
+
+def test_the_line_says_how_many_samples_stood_in_for_bad_ones() -> None:
+    """In canonical order they are repeated samples, which a count of the samples alone hides."""
+    filled = Stats(samples=10, bytes=10, elapsed_s=0.05, filled=3)
+    assert str(filled) == "10 samples (3 in place of bad ones) in 0.05 s, 200 samples/s, 200 B/s"
+    assert str(replace(filled, elapsed_s=2.0)).startswith("10 samples (3 in place of bad ones) in 2.0 s, ")
 
 
 @pytest.mark.parametrize(("rate", "text"), [(999, "999 B/s"), (12_300, "12.3 kB/s"), (2.06e9, "2.06 GB/s")])

@@ -207,10 +207,13 @@ class Stats:
     def __str__(self) -> str:
         """Return one line for people."""
         rates = f"{self.samples_per_s:,.0f} samples/s, {readable_rate(self.bytes_per_s)}"
+        samples = f"{self.samples:,} samples"
+        if self.filled:
+            samples += f" ({self.filled:,} in place of bad ones)"
         if self.elapsed_s < SHORT_S:
-            return f"{self.samples:,} samples in {self.elapsed_s:.2g} s, {rates}"
+            return f"{samples} in {self.elapsed_s:.2g} s, {rates}"
         waited = f"waited {self.wait_share:.0%} of the time".replace("%", " %")
-        return f"{self.samples:,} samples in {self.elapsed_s:.1f} s, {rates}; {waited}{self._whom()}"
+        return f"{samples} in {self.elapsed_s:.1f} s, {rates}; {waited}{self._whom()}"
 
     def _whom(self) -> str:
         if (cause := self.cause) is None:
