@@ -176,7 +176,7 @@ class CheckpointOverdue(PenstockError, RuntimeError):
 
 
 class StateMismatch(PenstockError, ValueError):
-    """A loader's saved state is of another stream, spec, group, way of reading or batch size."""
+    """A loader's saved state is of another stream, spec, group, way of reading, batch size or number of workers."""
 
     def __init__(self, what: str, found: object, expected: object, hint: str) -> None:
         self.what, self.found, self.expected = what, found, expected
