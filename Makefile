@@ -13,6 +13,8 @@ FRAMEWORKS := tensorflow|keras|torch|jax|sklearn|datasets|pyarrow|albumentations
 ARGS   ?=
 # How many test files run at once: many tests wait for a lease or a process, so more than there are cores.
 JOBS   ?= 4
+# The quick tests wait half of the time.
+LOWEST_JOBS ?= 6
 # A file stays in one process. Files run in their order, because xdist's own puts long files of few tests at the end.
 SPREAD := --dist loadfile --no-loadscope-reorder
 # Which faults `make mutants` makes in the code: how many, chosen by SEED.
@@ -53,7 +55,7 @@ test: $(VENV)/.dev js/dist/index.js ## run every test (ARGS="-m 'not slow'" for 
 	$(BIN)/python -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
 
 lowest: $(LOWEST)/.made ## the quick tests that name no framework, on one server, with the lowest version of each dependency
-	PENSTOCK_TEST_ONE_SERVER=1 $(LOWEST)/bin/python -m pytest -n $(JOBS) $(SPREAD) -m 'not slow' $(ARGS) $$(grep -rLE '$(FRAMEWORKS)' $(addprefix tests/,common producer consumer front) --include='test_*.py')
+	PENSTOCK_TEST_ONE_SERVER=1 $(LOWEST)/bin/python -m pytest -n $(LOWEST_JOBS) $(SPREAD) -m 'not slow' $(ARGS) $$(grep -rLE '$(FRAMEWORKS)' $(addprefix tests/,common producer consumer front) --include='test_*.py')
 
 check: format-check lint types layers js test ## format, lint, types, layers, tests, the npm package: what CI runs
 
@@ -71,7 +73,7 @@ layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 
 js: js/dist/index.js ## the npm package in js/: lint, types, build, tests, what npm would pack
 	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs ../examples/browser/page ../examples/pretrained/page
-	cd js && $(NODE) --test --test-concurrency=2 --test-reporter=dot test/*.test.mjs
+	cd js && $(NODE) --test --test-concurrency=4 --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent --ignore-scripts
 
 docs: $(VENV)/.docs ## the site, in build/docs/index.html; a dead link or a broken docstring is an error
