@@ -242,14 +242,22 @@ class ShardWorker(SimpleWorker):
         while not self._stopping.is_set():
             try:
                 outage.bear(error)
-                if not self.connection.exists(self.key):
-                    self.register_birth()
+                with suppress(Refused):  # a key of another type, which the maintenance sets aside
+                    self._register_again()
                 return
             except ServerUnavailable as again:
                 error = again
                 if error.borne_s:
                     self.waited_in_vain = error
                     return
+
+    def _register_again(self) -> None:
+        """Register again if the server came back without this worker.
+
+        The list of workers decides. A heartbeat, or the end of a job, makes the record alone again.
+        """
+        if not self.connection.sismember(self.redis_workers_keys, self.key):
+            self._renew_record()
 
     def register_birth(self) -> None:
         """See rq."""
@@ -285,6 +293,7 @@ class ShardWorker(SimpleWorker):
         try:
             with self._ends_if_unauthorized():
                 self._queue.clean_up()
+                self._register_again()
         except Refused as error:
             self._set_aside(error)
 
@@ -361,6 +370,7 @@ class ShardWorker(SimpleWorker):
                     continue
                 try:
                     self.maintain_heartbeats(job)
+                    self._register_again()
                 except Exception as error:  # the next one may succeed
                     self.log.debug("heartbeat: %s", error)
 
