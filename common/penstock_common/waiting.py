@@ -29,6 +29,7 @@ __all__ = [
     "LEAVE_S",
     "OUTAGE_S",
     "REPEAT_S",
+    "WAITING",
     "Clock",
     "Notify",
     "Outage",
@@ -44,6 +45,8 @@ LEAVE_S = 2.0
 AT_ONCE_S = 0.3
 """The time for any part of an end without a call of `close`: Ctrl-C, an error, the end of the program."""
 BETWEEN_TRIES_S = 0.5
+WAITING = "waiting: "
+"""The start of what a `Wait` reports."""
 OUTAGE_S = 60.0
 """The time for which a request to a lost server is repeated. It outlasts a restart, a failover or a minute of
 silence.
@@ -131,7 +134,7 @@ class Wait:
             why = reason()  # it may ask the server, and meet its silence
             if not self._is_server_late():
                 self._said_at_s, self._said = now, kind
-                self._notify(f"waiting: {why}")
+                self._notify(f"{WAITING}{why}")
 
     def _is_server_late(self) -> bool:
         """Return whether the server owes an answer, or owed one a moment ago. Its facts then explain nothing."""

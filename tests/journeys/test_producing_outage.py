@@ -6,7 +6,9 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -16,8 +18,10 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.jobs import production
+from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import QUEUE
 from tests.contracts.processes import Child, child
 from tests.journeys.trouble import _bear_outages_for
 from tests.producer.made import SAMPLES
@@ -107,6 +111,31 @@ def test_an_epoch_is_complete_once_though_its_servers_were_killed_while_it_was_m
         assert "trying again for 60 s" in process.errors()
         assert helper.process.poll() is None, helper.errors()
     require_exactly_once(streams)
+
+
+def test_a_busy_worker_tells_of_an_outage_and_is_listed_again_after_a_loss(fresh_server: Server) -> None:
+    """Its job was silent, and only its record came back: no worker was counted, and `penstock health` failed."""
+    server = fresh_server()
+    with (
+        child(command, 60, *worker_words(server.url, server.url)) as helper,
+        child(command, 60, *produce_words(server.url, server.url, 0)) as process,
+    ):
+        await_committed(server.url, 10, process)
+        server.kill()
+        await_true(lambda: "trying again for 60 s" in helper.errors(), 5, helper)
+        fresh_server(port=server.port, password=server.password)
+        with closing(Dispatcher(server.url, QUEUE)) as dispatcher:
+            await_true(lambda: dispatcher.count_workers() == 1, 15, helper)
+            assert dispatcher.heard_of(gethostname())
+        assert helper.process.poll() is None, helper.errors()
+
+
+def await_true(is_so: Callable[[], bool], limit_s: float, process: Child) -> None:
+    """Return once something is so."""
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline, process.errors()
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("which", ["streams", "jobs"])

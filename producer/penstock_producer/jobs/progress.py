@@ -19,6 +19,7 @@ from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.bad import read_reason
 from penstock_common.stream.streams import Stream
 from penstock_producer.jobs.dispatch import Dispatcher, worker_command
+from penstock_common.waiting import WAITING
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.sources.allowed import NotAllowed
 
@@ -172,7 +173,7 @@ class ProgressDetails:
         return new
 
     def _why_still(self, jobs: Sequence[str], has_workers: bool) -> str:
-        waits = self._dispatcher.reports(jobs).waits.removeprefix("waiting: ")
+        waits = self._dispatcher.reports(jobs).waits.removeprefix(WAITING)
         if waits:
             return waits
         if self._dispatcher.count_workers():

@@ -31,7 +31,7 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_
 from penstock_common.stream.reported_rates import REPORT_EVERY_S, RateReporter, worker_field
 from penstock_common.stream.streams import Stream, find_stream, is_released
 from penstock_common.tuning import Tuning
-from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_common.waiting import WAITING, Notify, Outage, to_stderr
 from penstock_producer.jobs.fill import (
     BlockFiller,
     EpochSeed,
@@ -133,8 +133,10 @@ class TaskRunner:
         should_stop: Callable[[], bool] = lambda: False,
         room_wait_s: float = ROOM_WAIT_S,
         current: CurrentSample | None = None,
+        tell: Notify = lambda text: None,
     ) -> None:
-        self._url, self._should_stop, self._room_wait_s = url, should_stop, room_wait_s
+        """Make a runner. ``tell`` is told what the report of a run is told, but no wait for quota."""
+        self._url, self._should_stop, self._room_wait_s, self._tell_also = url, should_stop, room_wait_s, tell
         self._writer: Writer | None = None
         self._source: tuple[str, AnySource] | None = None
         self._order: tuple[object, AnySource, EpochOrder] | None = None
@@ -252,7 +254,9 @@ class TaskRunner:
         return ShardLost(error, 0) if is_there or is_lost else None
 
     def _tell(self, text: str) -> None:
-        self._report.waits(text)
+        if not text.startswith(WAITING):  # else each of many workers would repeat it all night
+            self._tell_also(text)
+        self._report.waits(text)  # afterwards: its server may be the one that is away
 
     def _at(self, committed: int) -> None:
         self._report.is_at(committed)

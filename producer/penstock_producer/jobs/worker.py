@@ -122,7 +122,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
         stopping = threading.Event()
         runner = MeteredTaskRunner(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
-            current=CurrentSample(cells),
+            current=CurrentSample(cells), tell=_notifier(options),
         )  # fmt: skip
         set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _notifier(options)), options.queue)
