@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 import redis
 
+from penstock_common.errors import StreamDeleted
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_consumer.read.loader import Loader
+from penstock_producer.write.writer import Writer
 from tests.contracts.processes import child
-from tests.journeys.trouble import Lines, train, write
+from tests.journeys.trouble import BATCH, SPEC, Lines, payload, train, write
 
 Fresh = Callable[..., EmbeddedServer]
 COUNT = 100_000
@@ -62,6 +66,23 @@ def test_a_flushed_server_stops_writer_and_trainer_by_name(fresh_server: Fresh, 
         else:
             require_named(*sides, "StreamDeleted", "the server lost its data")
             assert admin.keys() == []  # and no process leaves half a stream behind
+
+
+def test_a_trainer_of_a_flushed_server_shows_one_error(url: str) -> None:
+    """A traceback that begins with another error sends its reader to the wrong cause."""
+    with Writer("t", url=url, spec=SPEC) as writer:
+        shard = writer.epoch(0, sizes=[BATCH + 1]).shard(0)
+        for number in range(BATCH):
+            shard.write({"x": payload(0, number), "epoch": 0, "y": number})
+        shard.commit_all()
+        with Loader("t", group="g", batch_size=BATCH, url=url) as loader, redis.Redis.from_url(url) as admin:
+            batches = iter(loader)
+            next(batches)
+            admin.flushall()
+            with pytest.raises(StreamDeleted) as told:
+                next(batches)
+        shard.abort()
+    assert "EpochNotFound" not in "".join(traceback.format_exception(told.value))
 
 
 def test_a_read_only_replica_that_is_never_promoted_ends_both_with_what_to_do(fresh_server: Fresh) -> None:

@@ -608,6 +608,7 @@ class SharedReader:
             self.loss = self.claim.loss_of(self.epoch)
             is_there = not self.loss and not self.claim.is_released(self.epoch)
         except PenstockError as worse:
+            worse.__suppress_context__ = True  # it explains the first error, so a traceback needs it alone
             self.queue.end(worse)
             return
         if self.claim.who.group not in roster.groups or is_there:
