@@ -225,6 +225,16 @@ def test_fleets_on_several_hosts_share_the_wish() -> None:
     assert part_of("a", 7, {}, others=0) == 7
 
 
+@pytest.mark.parametrize(
+    ("room", "idle", "told"),
+    [(0.25, 0.0, "for space 25 %"), (0.0, 0.67, "for jobs 67 %"), (0.25, 0.5, "for space 25 % and for jobs 50 %")],
+)
+def test_a_load_says_who_waits(room: float, idle: float, told: str) -> None:
+    """A share of time alone does not say whose time it is."""
+    load = StreamLoad(workers=1, rate=103.0, room=room, idle=idle)
+    assert str(load) == f"one worker makes 103/s, workers wait {told} of their time"
+
+
 def test_a_pace_leaves_waiting_out() -> None:
     """A rate that sank with waiting would make a starving trainer look as if it needed nothing."""
     now = 0.0

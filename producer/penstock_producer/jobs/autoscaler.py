@@ -157,10 +157,9 @@ class StreamLoad:
             parts.append(f"trainers would take {self.wanted:,.0f} samples/s")
         if self.rate is not None and self.streams == 1:
             parts.append(f"one worker makes {self.rate:,.3g}/s")
-        if self.room > HELD_UP_SHARE:
-            parts.append(f"workers wait for space {self.room:.0%} of their time".replace("%", " %"))
-        if self.idle > HELD_UP_SHARE:
-            parts.append(f"for jobs {self.idle:.0%}".replace("%", " %"))
+        shares = (("space", self.room), ("jobs", self.idle))
+        if waits := [f"for {what} {100 * share:.0f} %" for what, share in shares if share > HELD_UP_SHARE]:
+            parts.append(f"workers wait {' and '.join(waits)} of their time")
         return ", ".join(parts) or f"{self.streams} streams are served"
 
 
