@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from rq import Callback, Queue
@@ -26,11 +27,12 @@ from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import ProductionProgress, ProductionSummary
+from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary, look
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.names import register
+from penstock_producer.write.writer import Writer
 from tests.producer.made import SAMPLES, Batches
 from tests.producer.reading import bad_count, read_epoch
 
@@ -292,6 +294,17 @@ def test_bad_samples_may_be_forbidden(any_url: str) -> None:
 
 
 def test_a_broken_transform_is_said_before_any_worker_starts(any_url: str) -> None:
+def test_one_large_sample_does_not_count_for_all_that_follow(any_url: str) -> None:
+    """The progress kept the largest mean, so it ended with several times the bytes of the summary."""
+    with Writer("train", url=any_url, spec={"x": ("uint8", (None,))}) as writer, writer.epoch(0) as epoch:
+        seen: list[EpochProgress] = []
+        for size in (100_000, *[100] * 9):
+            epoch.write({"x": np.zeros(size, np.uint8)})
+            epoch.flush()
+            seen.append(look(writer.client, writer.stream, epoch.manifest, seen[-1] if seen else None))
+        assert [each.nbytes for each in seen] == [100_000 + 100 * number for number in range(10)]
+
+
     """The commonest mistake is answered first."""
     with pytest.raises(PenstockError, match=r"none of the first 100 samples can be made.*broken"):
         produce(any_url, dataset("always_fails"))

@@ -19,9 +19,11 @@ from penstock_common.stream.streams import Stream
 
 
 @readable(lambda client, stream, epoch: stream.partitions[0].roster)
-def held_bytes(client: Client, stream: Stream, epoch: int) -> int:
-    """Return the payload bytes that the server holds of an epoch."""
-    return sum(int(client.hget(partition.roster, f"b:{epoch}") or 0) for partition in stream.partitions)
+def held_bytes(client: Client, stream: Stream, epoch: int) -> tuple[int, bool]:
+    """Return the payload bytes that the server holds of an epoch, and whether some were removed."""
+    found = [client.hmget(partition.roster, f"b:{epoch}", f"t:{epoch}") for partition in stream.partitions]
+    held = sum(int(nbytes or 0) for nbytes, _ in found)
+    return held, not held or any(trimmed is not None for _, trimmed in found)
 
 
 @dataclass(frozen=True, slots=True)

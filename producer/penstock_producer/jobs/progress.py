@@ -100,14 +100,14 @@ def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgre
 
     ``before`` is the last look, which knows a sample's size if some were removed since.
     """
-    held = held_bytes(client, stream, manifest.epoch)
+    held, is_less = held_bytes(client, stream, manifest.epoch)
     done = sum(manifest.done.values())
     running = [s for s in begun_shards(client, stream, manifest) if s not in manifest.done][:RUNNING_SHARDS]
     done += sum(index_ends(client, stream, manifest.epoch, running).values())
     bad = sum(int(client.hlen(partition.quarantine(manifest.epoch))) for partition in stream.partitions)
     # the bytes held were read first: they are no more than what was made, and less after retention
     weight = held / (done - bad) if done > bad else 0.0
-    sample_bytes = max(weight, before.sample_bytes if before is not None else 0.0)
+    sample_bytes = max(weight, before.sample_bytes) if is_less and before is not None else weight
     return EpochProgress(manifest.epoch, manifest.state, manifest.samples, done, bad, sample_bytes)
 
 
