@@ -73,6 +73,17 @@ def test_a_production_shows_all_that_one_wants_to_know(screen: type[io.StringIO]
     assert [line.split()[1] for line in ends] == ["0", "1"]  # each once, however long the production runs
 
 
+def test_bad_samples_beyond_the_named_ones_are_told_with_their_command() -> None:
+    """Five of hundreds were named, and no line said that there are more."""
+    err = io.StringIO()
+    console = Console(io.StringIO(), err)
+    with console.progress() as shown:
+        look = ProductionProgress((), None, new_bad=("a.png: truncated",), more_bad="penstock bad list train")
+        ProductionView(console, shown).update(look)
+    lines = [line for line in err.getvalue().splitlines() if "bad sample" in line]
+    assert lines == ["bad sample: a.png: truncated", "more bad samples: `penstock bad list train`"]
+
+
 def test_programs_are_told_in_json_lines() -> None:
     """A job's dashboard reads the same numbers, and stdout has only the result."""
     now, out, err = [0.0], io.StringIO(), io.StringIO()

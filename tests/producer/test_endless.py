@@ -157,6 +157,7 @@ def test_of_many_bad_items_the_first_few_are_named(any_url: str, folder: Path) -
     code, _, err = ended(feed(folder, any_url, "live:worsens", "--spec", '{"x": ["int64", []]}'))
     assert code == 1
     named = [line for line in err.splitlines() if "bad sample: " in line]
+    assert err.count("more bad samples: `penstock bad list train`") == 1
     assert [re.findall(r"live:worsens\[(\d+)\]", line) for line in named] == [[f"{n}"] for n in range(20, 25)]
     assert "at item 300 of live:worsens: 20 samples of this run are in 'train', 280 bad" in err.splitlines()[-1]
     with redis.Redis.from_url(any_url) as client:

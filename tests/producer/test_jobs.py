@@ -278,7 +278,14 @@ def test_workers_outlive_their_servers_restart(fresh_server: Callable[..., Embed
 def test_bad_samples_are_counted_named_and_add_up(url: str) -> None:
     """One broken file must not end an epoch, nor vanish from the books."""
     named: list[str] = []
-    summary = produce(url, dataset("every_tenth_fails"), each=lambda look: named.extend(look.new_bad))
+    more: list[str] = []
+
+    def note(seen: ProductionProgress) -> None:
+        named.extend(seen.new_bad)
+        more.extend(filter(None, [seen.more_bad]))
+
+    summary = produce(url, dataset("every_tenth_fails"), each=note)
+    assert more == ["penstock bad list train"], "the others are not named, so one line says where they are"
     samples = read_epoch(url)
     with redis.Redis.from_url(url) as client:
         bad = bad_count(client)
@@ -287,13 +294,6 @@ def test_bad_samples_are_counted_named_and_add_up(url: str) -> None:
     assert any("is unlucky" in reason and "numbers[" in reason for reason in named)
 
 
-def test_bad_samples_may_be_forbidden(any_url: str) -> None:
-    """Some prefer no epoch to an incomplete one; the line names the sample."""
-    with pytest.raises(EpochFailed, match=r"shard \d+ of epoch 0.*numbers\[\d*3\].*unlucky"):
-        produce(any_url, dataset("every_tenth_fails"), on_error="fail")
-
-
-def test_a_broken_transform_is_said_before_any_worker_starts(any_url: str) -> None:
 def test_one_large_sample_does_not_count_for_all_that_follow(any_url: str) -> None:
     """The progress kept the largest mean, so it ended with several times the bytes of the summary."""
     with Writer("train", url=any_url, spec={"x": ("uint8", (None,))}) as writer, writer.epoch(0) as epoch:
@@ -305,6 +305,13 @@ def test_one_large_sample_does_not_count_for_all_that_follow(any_url: str) -> No
         assert [each.nbytes for each in seen] == [100_000 + 100 * number for number in range(10)]
 
 
+def test_bad_samples_may_be_forbidden(any_url: str) -> None:
+    """Some prefer no epoch to an incomplete one; the line names the sample."""
+    with pytest.raises(EpochFailed, match=r"shard \d+ of epoch 0.*numbers\[\d*3\].*unlucky"):
+        produce(any_url, dataset("every_tenth_fails"), on_error="fail")
+
+
+def test_a_broken_transform_is_said_before_any_worker_starts(any_url: str) -> None:
     """The commonest mistake is answered first."""
     with pytest.raises(PenstockError, match=r"none of the first 100 samples can be made.*broken"):
         produce(any_url, dataset("always_fails"))

@@ -107,6 +107,8 @@ class ProductionView:
             self._draw_fleet(look)
         for reason in look.new_bad:
             self._console.notice(f"bad sample: {reason}")
+        if look.more_bad:
+            self._console.notice(f"more bad samples: `{look.more_bad}`")
         if look.waits and look.waits != self._waits:
             self._console.notice(f"waiting: {look.waits}")
             self._waits = look.waits

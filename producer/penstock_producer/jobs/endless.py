@@ -23,7 +23,13 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
 from penstock_producer.jobs.forking import end_with_owner, forked
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
-from penstock_producer.jobs.progress import SHOWN_BAD, EpochProgress, ProductionProgress, ProductionSummary
+from penstock_producer.jobs.progress import (
+    SHOWN_BAD,
+    EpochProgress,
+    ProductionProgress,
+    ProductionSummary,
+    bad_command,
+)
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
@@ -43,7 +49,7 @@ class EndlessProduction:
 
     def __init__(self, plan: ProductionPlan, options: WorkerOptions, *, notify: Notify = to_stderr) -> None:
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
-        self._last, self._bad_shown = FeedProgress(), 0
+        self._last, self._bad_shown, self._told_of_more = FeedProgress(), 0, False
         self._pipe, far = Pipe(duplex=False)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
@@ -61,7 +67,11 @@ class EndlessProduction:
             new_bad = self._listen(TELL_S)
             last = self._last
             seen = EpochProgress(FEED, "live", None, last.good + last.bad, last.bad)
-            yield ProductionProgress((seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad, workers=1)
+            more_bad = bad_command(self._plan.stream) if last.bad > SHOWN_BAD and not self._told_of_more else ""
+            self._told_of_more |= bool(more_bad)
+            yield ProductionProgress(
+                (seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad, more_bad=more_bad, workers=1
+            )
         self._require_well_ended()
 
     def _listen(self, wait_s: float) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ The values are read from manifests, shard indexes, the quarantine and the queue.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,8 @@ class ProductionProgress:
     """The process ids of living local workers."""
     new_bad: tuple[str, ...] = ()
     """Some reasons of bad samples that were found since the last look."""
+    more_bad: str = ""
+    """The command that names the other bad samples. It is given once, when there are some."""
     workers: int = 0
     """The workers that listen to the queue, on any host."""
     waiting: int = 0
@@ -129,7 +132,12 @@ COUNT_S = 1.0
 ASKED = 256
 """The number of jobs that are asked why they wait."""
 SHOWN_BAD = 5
-"""The most bad samples of a production that are named. The others are counted."""
+"""The number of bad samples of a production after which no more are named. The others are counted."""
+
+
+def bad_command(stream: str) -> str:
+    """Return the command that names all bad samples of a stream."""
+    return shlex.join(["penstock", "bad", "list", stream])
 
 
 class ProgressDetails:
@@ -142,6 +150,7 @@ class ProgressDetails:
         self._workers = self._waiting = 0
         self._bad_seen = 0
         self._bad_reported: set[str] = set()
+        self._told_of_more = False
 
     def explained(
         self, progress: ProductionProgress, stream: Stream, unfinished: Iterable[str], held_back: str
@@ -158,9 +167,11 @@ class ProgressDetails:
         if now - self._moved >= STALL_S:
             jobs = list(islice(unfinished, ASKED))
             waits = self._why_still(jobs, bool(progress.pids)) if jobs else held_back
+        new_bad = self._new_bad(progress, stream)
         return replace(
-            progress, waits=waits, new_bad=self._new_bad(progress, stream), workers=self._workers, waiting=self._waiting
-        )
+            progress, waits=waits, new_bad=new_bad, more_bad=self._more_bad(progress), workers=self._workers,
+            waiting=self._waiting,
+        )  # fmt: skip
 
     def _new_bad(self, progress: ProductionProgress, stream: Stream) -> tuple[str, ...]:
         before, self._bad_seen = self._bad_seen, progress.bad
@@ -171,6 +182,12 @@ class ProgressDetails:
         new = tuple(reason for reason in reasons if reason not in self._bad_reported)
         self._bad_reported.update(new)
         return new
+
+    def _more_bad(self, progress: ProductionProgress) -> str:
+        if self._told_of_more or progress.bad <= len(self._bad_reported):
+            return ""
+        self._told_of_more = True
+        return bad_command(self._plan.stream)
 
     def _why_still(self, jobs: Sequence[str], has_workers: bool) -> str:
         waits = self._dispatcher.reports(jobs).waits.removeprefix(WAITING)
