@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 import time
@@ -392,6 +393,45 @@ def test_a_refused_job_fails_its_epoch_with_the_option_that_would_allow_it(
     finally:
         fleet.stop()
     assert capfd.readouterr().err.count("is not allowed in this worker") == 1, "one sentence, not one for each try"
+
+
+def test_a_worker_that_refuses_a_job_of_a_production_with_workers_is_named_with_its_reason(any_url: str) -> None:
+    """The notice blamed another program and `rq info`, so nobody learned which option the worker lacks."""
+    told: list[str] = []
+    mine = options_of(any_url)
+    fleet = Fleet(replace(mine, allowlist=Allowlist(("team",)), key=b"of another command"), 1)
+    try:
+        plan = ProductionPlan(stream="train", source=dataset(), shard_samples=SAMPLES)
+        cells = PlannedTasks()  # its workers are started by the caller, here once the other one has refused
+        with Production(plan, mine, workers=0, notify=told.append, planned_tasks=cells) as production:
+            deadline = time.monotonic() + PATIENCE_S
+            own: Fleet | None = None
+            try:
+                for look in production.run():
+                    assert time.monotonic() < deadline, (look, told)
+                    if own is None and any("gave back job" in line for line in told):
+                        own = Fleet(mine, 1, planned_tasks=cells)
+            finally:
+                if own is not None:
+                    own.stop()
+            assert production.summary().samples == SAMPLES
+    finally:
+        fleet.stop()
+    (line,) = [line for line in told if "gave back job" in line]
+    assert re.match(r"worker '.+' \(process \d+ on .+\) of another `penstock worker` gave back job", line), line
+    assert "is not allowed in this worker, which was started with --allow team: start it with --allow tests" in line
+    assert "end that worker and start `penstock worker --allow tests.producer.made:numbers --allow " in line
+    assert not any("rq info" in line for line in told), told
+
+
+def test_workers_without_a_job_are_not_called_busy(any_url: str, any_client: redis.Redis) -> None:
+    """Workers that refused every job were said to do those of others, on a queue that had none."""
+    plan = ProductionPlan(stream="train", source=dataset(), shard_samples=SAMPLES)
+    with Production(plan, options_of(any_url), workers=0) as production:
+        next(production.run())
+        any_client.sadd("rq:workers:penstock", "rq:worker:host.01234567")
+        why = production._details._why_still(production._live_jobs(), has_workers=False)
+    assert why == "no worker of this queue has taken one of its jobs: see what the workers say"
 
 
 def test_a_forged_job_on_a_shared_queue_stops_no_production(

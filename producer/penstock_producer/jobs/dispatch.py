@@ -24,6 +24,7 @@ from rq.job import Job, JobStatus, Retry
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.explain.queues import OWN_WORKER
+from penstock_common.printable import printable
 from penstock_common.server.connection import require_one_server
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client, Refused
@@ -51,6 +52,8 @@ SILENCE_S = 2.0
 """The longest time that a process that must end waits for an answer."""
 SAMPLED = 8
 """Queued jobs that are read from either end, to learn for which streams the queue works."""
+SHOWN_ERROR = 600
+"""The most characters of an error that any program may have written into a job."""
 LOST_AFTER = 2
 """Looks in a row at which a shard's job is neither queued nor running, before it is queued again."""
 
@@ -202,7 +205,11 @@ class Dispatcher:
         self._renew_changed([planned[str(job.id)] for job in forged])
         unreported = [job for job in failed if not job.has_report(self._key) and job not in forged]
         for job in unreported:
-            self._tell_of_stranger(str(job.worker_name or ""), planned[str(job.id)])
+            worker, task = str(job.worker_name or ""), planned[str(job.id)]
+            if OWN_WORKER.fullmatch(worker) and job.meta.get("told_by") == worker:
+                self._tell_of_refusal(worker, task, str(job.meta.get("error")))
+            else:
+                self._tell_of_stranger(worker, task)
         self._renew([planned[str(job.id)] for job in unreported])
         reported = next((job for job in failed if job not in forged and job not in unreported), None)
         if reported is None:
@@ -225,6 +232,27 @@ class Dispatcher:
             self._queue.asked(pipe.execute, self._notify)
         self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
 
+    def _tell_of_refusal(self, worker: str, task: ShardTask, error: str) -> None:
+        """Repeat why a worker of another `penstock worker` could not do a job, once for each worker.
+
+        It has not the key of this production's own workers, so it is believed no more than that.
+        """
+        if worker not in self._strangers:
+            self._strangers.add(worker)
+            self._notify(
+                f"worker {shown(worker)!r}{self._process_of(worker)} of another `penstock worker` gave back job "
+                f"{task.job_id} of queue {self._queue.name!r}: {printable(error[:SHOWN_ERROR])}; the job is queued "
+                f"again, and counts as not tried; end that worker and {self._remedy(task)}, or give it another --queue"
+            )
+
+    def _process_of(self, worker: str) -> str:
+        with suppress(Refused):
+            key = Worker.redis_worker_namespace_prefix + worker
+            host, pid = self._queue.connection.hmget(key, "hostname", "pid")
+            if host and pid:
+                return f" (process {shown(pid)} on {shown(host)})"
+        return ""
+
     def _tell_of_stranger(self, worker: str, task: ShardTask) -> None:
         if not worker or OWN_WORKER.fullmatch(worker):  # for example, `rq info` abandons jobs of hosts that are silent
             worker = ""
@@ -237,15 +265,11 @@ class Dispatcher:
                 "host); it is queued again, and counts as not tried"
             )
             return
-        with suppress(Refused):
-            key = Worker.redis_worker_namespace_prefix + worker
-            host, pid = self._queue.connection.hmget(key, "hostname", "pid")
-            where = f" (process {shown(pid)} on {shown(host)})" if host and pid else ""
-            self._notify(
-                f"worker {shown(worker)!r}{where} takes jobs of queue {self._queue.name!r} and cannot do them: it is a "
-                f"plain `rq worker`, so end it and {self._remedy(task)}; its tries count against no job, and what it "
-                "took is queued again"
-            )
+        self._notify(
+            f"worker {shown(worker)!r}{self._process_of(worker)} takes jobs of queue {self._queue.name!r} and cannot "
+            f"do them: it is a plain `rq worker`, so end it and {self._remedy(task)}; its tries count against no job, "
+            "and what it took is queued again"
+        )
 
     def _remedy(self, task: ShardTask) -> str:
         try:

@@ -19,8 +19,8 @@ from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.bad import read_reason
 from penstock_common.stream.streams import Stream
-from penstock_producer.jobs.dispatch import Dispatcher, worker_command
 from penstock_common.waiting import WAITING
+from penstock_producer.jobs.dispatch import Dispatcher, worker_command
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.sources.allowed import NotAllowed
 
@@ -194,7 +194,9 @@ class ProgressDetails:
         if waits:
             return waits
         if self._dispatcher.count_workers():
-            busy = bool(self._dispatcher.running().intersection(jobs))
+            if not (running := self._dispatcher.running()):
+                return "no worker of this queue has taken one of its jobs: see what the workers say"
+            busy = not running.isdisjoint(jobs)
             return "" if busy else "all workers are busy with other jobs of this queue (--queue keeps them apart)"
         return "its own workers are starting" if has_workers else f"no worker takes jobs: {self._remedy}"
 
