@@ -326,7 +326,7 @@ class SegmentFolder:
         """Replace the exclusive lock by a shared one. Return None if another process took the file in between."""
         fcntl.flock(fd, fcntl.LOCK_SH)
         found = OpenSegment(fd, info.file, head, os.fstat(fd).st_size)
-        if self._is(fd, info.file):
+        if self.has(fd, info.file):
             return found
         found.close()
         return None
@@ -377,9 +377,9 @@ class SegmentFolder:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
             raise
-        return self._is(fd, name)
+        return self.has(fd, name)
 
-    def _is(self, fd: int, name: str) -> bool:
+    def has(self, fd: int, name: str) -> bool:
         """Return whether the open file still has that name."""
         try:
             there, here = (self.path / name).lstat(), os.fstat(fd)

@@ -95,7 +95,7 @@ class SegmentWriter:
                 return [(meta_name, here[0])], self._open.name
         self._reserved = None
         if reserved is not None:
-            self._leave()  # the arrays' owner may still write to them, so the file takes no other block
+            self.leave()  # the arrays' owner may still write to them, so the file takes no other block
         sizes = [memoryview(value).nbytes for value in payload]
         header_bytes = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._open_for(header_bytes, sizes)
@@ -153,7 +153,7 @@ class SegmentWriter:
     def drop_reserved(self) -> None:
         """Drop the reserved memory, which will not be given to `append`."""
         if self._reserved is not None:
-            self._leave()  # the arrays' owner may still write to them
+            self.leave()  # the arrays' owner may still write to them
 
     def _complete(self, opened: OpenSegment, meta: bytes, ref: SegmentRef) -> None:
         end = aligned(ref.end)
@@ -187,12 +187,13 @@ class SegmentWriter:
         """Give the file back, without a large unused end. No more blocks may follow."""
         if self._open is not None and self._reserved is None and self._at > len(self._open.head):
             used = aligned(self._at, FILE_PAGE)
-            if self._open.nbytes - used > self._open.nbytes * UNUSED_SHARE and _is_whole(self._open):
+            is_own = self.folder.has(self._open.fd, self._open.name)  # a host that sees no locks may have taken it
+            if self._open.nbytes - used > self._open.nbytes * UNUSED_SHARE and is_own and _is_whole(self._open):
                 os.ftruncate(self._open.fd, used)
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
-        """Give the file back as it is."""
+    def leave(self) -> None:
+        """Give the file back as it is, because another process may write to it. No more blocks may follow."""
         self._reserved = self._mapped = self._is_placed = None
         if self._open is not None:
             self.full.append(self._open.name)

@@ -208,7 +208,9 @@ class ShardPayloads:
 
     def leave_segment(self) -> None:
         """Put uncommitted blocks into another segment, because another process declared this writer dead."""
-        self.close()
+        self._newest = None
+        if self._segment_writer is not None:
+            self._segment_writer.leave()
 
     def close(self) -> None:
         """End the segment under way. A block in its memory would keep the file locked."""

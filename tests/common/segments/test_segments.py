@@ -342,6 +342,18 @@ def test_a_file_that_is_taken_away_between_two_locks_is_not_written_to(
     writer.close()
 
 
+@pytest.mark.parametrize("how", ["close", "leave"])
+def test_a_file_that_another_host_took_keeps_its_end(folder: SegmentFolder, how: str) -> None:
+    """A host that sees no locks of this one takes a silent writer for dead, and its file for a spare one."""
+    writer = writer_in(folder)
+    _, name = writer.append(entry(0))
+    path, nbytes = folder.path / name, (folder.path / name).stat().st_size
+    if how == "close":
+        path = path.rename(folder.path / f"3-1-{'7' * 32}.seg")
+    getattr(writer, how)()
+    assert path.stat().st_size == nbytes
+
+
 def test_records_of_an_earlier_life_of_a_file_are_not_read(folder: SegmentFolder) -> None:
     """A file that is used again has them after its own records, and intact: samples of another epoch."""
     writer = writer_in(folder)
