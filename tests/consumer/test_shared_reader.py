@@ -260,6 +260,7 @@ def test_a_reader_says_what_it_waits_for(reader: SharedReader, claim: LeaseClaim
     any_client.hdel(claim.stream.partitions[0].roster, "w:0:0")
     any_client.delete(key)
     told.append(reader.why_waiting(3))
+    full = "its writer waits for space (960 bytes of the budget, 1024 MiB,"
     rest, more = ("the rest of epoch 0 of 't'", "more samples of epoch 0 of 't'")
     done, none, ask = (
         " (1 of 1 shards are done)",
@@ -271,7 +272,7 @@ def test_a_reader_says_what_it_waits_for(reader: SharedReader, claim: LeaseClaim
         f"{rest}{done}{none}: this process waits for the server",
         f"{more}{done}{none}{ask}",
         f"{more}{none}{ask}",
-        f"{more}{none}: its writer waits for space (960 bytes of the budget, 1024 MiB, is held)",
+        f"{more}{none}: {full} is held; group 'g' has yet to read 960 bytes)",
         f"{rest}{done}{none}: this process waits for the server",  # what was known of it before it was gone
     ]
 

@@ -17,8 +17,18 @@ import redis
 
 from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.explain.sentences import why_no_room
+from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client, ms_of
-from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster
+from penstock_common.stream.groups.forgetting import drop_group
+from penstock_common.stream.groups.roster import (
+    STALE_MS,
+    Membership,
+    WaitingWriter,
+    expire_silent,
+    join_group,
+    load_roster,
+)
 from penstock_common.stream.manifest import abandon_epoch, retained_epochs
 from penstock_common.stream.removal.deletion import delete_stream, release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
@@ -245,6 +255,28 @@ def test_a_slow_group_is_named_within_five_seconds(any_url: str) -> None:
         assert 10 + sum(batch.size for batch in slowly) == 300
         producing.finish()
         feeding.join(10)
+
+
+def test_a_waiting_trainer_is_told_of_the_group_without_a_trainer_that_fills_the_budget(any_url: str) -> None:
+    """Only its own group was named, which had a few entries in hand."""
+    with Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, tuning=Tuning(notify=lambda _: None)):
+        pass
+    with connect(any_url) as client:
+        stream = load_stream(client, "t")
+        join_group(client, Membership(stream, "slow", "", ""), declared=True)
+        with loader_of(any_url, "fast", prefetch_bytes=1) as loader:
+            producing = Producing(any_url, 300)
+            batches = iter(loader)
+            seen = sum(next(batches).size for _ in range(5))
+            until, told = time.monotonic() + 20, ""
+            while not told and time.monotonic() < until:
+                told = why_no_room(client, stream)
+            assert re.search(
+                r"is held; group 'slow' without a trainer has yet to read [0-9.]+ KiB; group 'fast' has ", told
+            ), told
+            drop_group(client, stream, "slow")
+            assert seen + sum(batch.size for batch in batches) == 300
+            producing.finish()
 
 
 def test_a_wait_that_may_not_last_ends_with_budget_full(any_url: str, any_client: Client) -> None:

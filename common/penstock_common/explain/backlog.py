@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock_common.stream.commands import Client, EntryId, parse_id
 from penstock_common.stream.entries import IndexRecord, index_records, list_pending, pending_members
-from penstock_common.stream.groups.ledger import group_bits
+from penstock_common.stream.groups.ledger import bits_of_shards, group_bits
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, rank_member
 from penstock_common.stream.keys import PartitionKeys
@@ -166,6 +166,30 @@ def hold_of(
             if with_freed and epoch not in kept and held:
                 freed += _freed(client, stream, manifest, roster, group, shard, held)
     return GroupBacklog(total, freed, len(holders))
+
+
+def unacknowledged_bytes(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> dict[str, int]:
+    """Return the payload bytes that the partition keeps for each group, read or not. Groups without any are left out.
+
+    A partly acknowledged entry counts whole.
+    """
+    found: dict[str, int] = {}
+    for epoch in roster.epochs:
+        groups = roster.unacknowledged_by(epoch)
+        manifest = find_manifest(client, stream, epoch) if groups else None
+        if manifest is None:
+            continue
+        logs = {shard: log for shard, log in _records(client, stream, partition, manifest) if log}
+        spans = {shard: (0, log[-1].end) for shard, log in logs.items()}
+        for name, record in groups.items():
+            bits = bits_of_shards(client, stream, manifest, name, record, spans, may_go=True)
+            for shard, log in logs.items():
+                for one in log:
+                    bits[shard][list(one.holes)] = True
+                left = sum(one.nbytes for one in log if not bits[shard][one.first : one.end].all())
+                if left:
+                    found[name] = found.get(name, 0) + left
+    return found
 
 
 def _records(

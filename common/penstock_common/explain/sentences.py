@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from penstock_common.errors import PenstockError
-from penstock_common.explain.backlog import Missing, absent_groups, hold_of, missing_members
+from penstock_common.explain.backlog import Missing, absent_groups, hold_of, missing_members, unacknowledged_bytes
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.presence import Liveness
@@ -42,11 +42,16 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
     share = f"partition {partition.number}'s share of " if len(stream.partitions) > 1 else ""
     budget = f"{share}the budget, {readable_bytes(stream.partition_budget)},"
     parts = [f"{readable_bytes(roster.bytes)} of {budget} is held"]
-    for name, record in roster.groups.items():
-        hold = hold_of(client, stream, partition, roster, name, with_freed=False) if record.kind == SHARED else None
-        if hold is not None and hold.nbytes:
-            parts.append(f"group {name!r} has {readable_bytes(hold.nbytes)} unacknowledged")
     now_ms = server_ms(client, partition.roster)
+    kept = unacknowledged_bytes(client, stream, partition, roster)
+    absent = absent_groups(roster, kept, now_ms)
+    for name, nbytes in sorted(kept.items(), key=lambda one: -one[1]):
+        is_shared = roster.groups[name].kind == SHARED
+        given = hold_of(client, stream, partition, roster, name, with_freed=False).nbytes if is_shared else 0
+        amounts = [f"has yet to read {readable_bytes(nbytes - given)}"] if nbytes > given else []
+        amounts += [f"has {readable_bytes(given)} unacknowledged"] if given else []
+        without = " without a trainer" if name in absent else ""
+        parts.append(f"group {name!r}{without} {' and '.join(amounts)}")
     if missing := missing_members(client, partition, roster, roster.groups, now_ms):
         parts.append(f"last seen a while ago: {explain_missing(missing)}")
     return f"its writer waits for space ({'; '.join(parts)})"
