@@ -168,6 +168,8 @@ class Outage:
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
         """The limit; see `hurry`."""
         self._began: float | None = None
+        self._failed_s = 0.0
+        """The time of the first failure. `_began` is later while a server loads its data."""
         self._said_at_s, self._said = 0.0, ""
         self._pause_s = 0.0
 
@@ -182,6 +184,8 @@ class Outage:
         has already waited for is raised at once.
         """
         now = self._clock()
+        if self._began is None:
+            self._failed_s = now
         if self._began is None or isinstance(error, ServerLoading):
             self._began = now
         elif now - self._began > self.patience_s:
@@ -204,7 +208,13 @@ class Outage:
         self._notify(f"{what} while {self._doing} ({error}); trying again for {self.patience_s:.0f} s")
 
     def over(self) -> None:
-        """Note that the server answered."""
+        """Note that the server answered. An outage that was reported gets a line about its end."""
+        if self._said:
+            self._notify(f"the server answers again, after {self._clock() - self._failed_s:.0f} s ({self._doing})")
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again with no outage, and report nothing."""
         self._began, self._said, self._pause_s = None, "", 0.0
 
 

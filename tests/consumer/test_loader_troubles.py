@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -584,3 +588,39 @@ def test_a_reader_whose_request_is_open_waits_for_the_producers(any_url: str) ->
         assert run is not None
         times = run.queue.inner.reader_times
         until(lambda: times.doing == "producers")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_time_without_a_server_counts_for_the_server_and_its_return_is_told(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path, is_killed: bool
+) -> None:
+    """The loop waits for the answers to its acknowledgements. Its line sent the user to the trainer's own code."""
+    settings: dict[str, Any] = {"appendonly": True, "directory": tmp_path}
+    server, said = fresh_server(**settings), list[str]()
+    away_s = 2.0
+    produce(server.url, "t", 400)
+    with loader_of(server.url, batch_size=10, notify=said.append) as loader:
+
+        def bring_back() -> None:
+            if is_killed:
+                fresh_server(port=server.port, **settings)
+            else:
+                os.kill(server.pid, signal.SIGCONT)
+
+        batches = iter(loader)
+        next(batches)
+        if is_killed:
+            server.kill()
+        else:
+            os.kill(server.pid, signal.SIGSTOP)
+        timer = threading.Timer(away_s, bring_back)
+        timer.start()
+        assert sum(batch.size for batch in batches) == 390
+        timer.join()
+        stats = loader.stats()
+    assert stats.cause == "server"
+    assert stats.server_s > 0.9 * away_s
+    # the stall detector tells the end of a silence, perhaps after the end of this epoch
+    assert not is_killed or any(re.fullmatch(r"the server answers again, after \d s \(.*\)", line) for line in said), (
+        said
+    )

@@ -243,14 +243,16 @@ class TestSendingAgain:
         assert server.got == [[1, 2, 3], [2, 3]]
 
     def test_a_server_that_is_away_gets_all_once_it_is_back(self, server: Server) -> None:
-        """The training goes on, and one line says what it waits for."""
+        """The training goes on. One line says what it waits for, and another one that it waits no more."""
         server.send(1)
         server.cut()
         server.away = 2
         server.box.flush()
         assert (server.got, server.box.is_empty) == ([[1], [1]], True)
-        (line,) = server.said
-        assert "while acknowledging partition 0" in line
+        away, back = server.said
+        assert "while acknowledging partition 0" in away
+        assert "answers again" in back
+        assert "(acknowledging partition 0)" in back
 
     def test_a_server_that_stays_away_is_an_error_and_nothing_is_forgotten(self, server: Server) -> None:
         """A later call tries again. Each outage has its own time."""

@@ -101,7 +101,9 @@ def _bearing(
     while True:
         node = client.node_of(key)
         try:
-            return node.request().of(lambda node=node: ask(node))  # type: ignore[misc]
+            answer: Answer = node.request().of(lambda node=node: ask(node))  # type: ignore[misc]
+            outage.over()
+            return answer
         except (redis.RedisError, OSError) as error:
             if client.follow(error) and (redirections := redirections + 1) <= REDIRECTIONS:
                 continue
@@ -512,6 +514,7 @@ class ControlPipeline(Pipeline):
             self._client.look_around()
             assert request.failure is not None
             outage.bear(request.failure)
+        outage.over()
         self.reset()
         self._raise_damage(request.replies, lambda: [part for command in commands for part in command[0]])
         if raise_on_error:

@@ -132,6 +132,7 @@ class Claim:
         while True:
             try:
                 ask()
+                outage.over()
                 return
             except ServerUnavailable as error:
                 outage.bear(error)

@@ -136,6 +136,8 @@ class StageMethods:
 
 Notice = Literal["no batch", "finished"]
 
+ACKNOWLEDGED_S = 0.05
+"""Sending an acknowledgement takes far less. A call that takes longer waits for answers of the server."""
 STARTUP_S = 60.0
 """A misspelt stream is reported after this time. A trainer may start before its producer."""
 
@@ -423,7 +425,8 @@ class Loader(StageMethods, Passing):
                 self._acknowledger.deliver(batch)
                 yield batch
                 self._require_own()
-                self._acknowledger.asked_for_next()
+                with self._counter.waiting_for("server", ACKNOWLEDGED_S):
+                    self._acknowledger.asked_for_next()
                 if member.run is None:  # a state was loaded during the step
                     return
             with self._counter.waiting_for("server"):
@@ -615,7 +618,9 @@ class Loader(StageMethods, Passing):
                     with self._counter.waiting_for("server"):
                         member.await_leases(queued, wait)
             else:
-                self._acknowledger.attend()  # one that was lost with its connection would keep its entry from everyone
+                with self._counter.waiting_for("server", ACKNOWLEDGED_S):
+                    # one that was lost with its connection would keep its entry from everyone
+                    self._acknowledger.attend()
             batch = None if queued is None else self._acknowledger.unless_dropped(queued.without_lost())
             if batch is not None:
                 return batch

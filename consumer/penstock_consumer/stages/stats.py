@@ -161,7 +161,7 @@ class Stats:
     producers_s: float = 0.0
     """The part of `waited_s` in which nothing was written that could be read."""
     server_s: float = 0.0
-    """The part of `waited_s` in which something was written but had not arrived."""
+    """The part of `waited_s` in which something was written but had not arrived, or answers to acknowledgements."""
     reader_s: float = 0.0
     """The part of `waited_s` in which this process worked (checksums, rows, stages, `map`) or acknowledged."""
     bad_entries: int = 0
@@ -399,14 +399,16 @@ class StatsCounter:
             self.rest()
 
     @contextmanager
-    def waiting_for(self, cause: Cause) -> Iterator[None]:
-        """Count all time inside as waiting for ``cause``."""
+    def waiting_for(self, cause: Cause, least_s: float = 0.0) -> Iterator[None]:
+        """Count all time inside as waiting for ``cause``. Less than ``least_s`` is this process's own work."""
         began = self._clock()
         try:
             yield
         finally:
-            if self._time[0] == "asking":  # in another phase a caller asks for the spec, and no loop waits
-                self._known = self._known.plus(cause, self._clock() - began)
+            waited_s = self._clock() - began
+            # in another phase a caller asks for the spec, and no loop waits
+            if self._time[0] == "asking" and waited_s >= least_s:
+                self._known = self._known.plus(cause, waited_s)
 
     # --- epochs ---
 

@@ -309,7 +309,7 @@ class Outbox:
 
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
-        self._outage.over()  # an outage that lasts already would leave no time
+        self._outage.forget()  # an outage that lasts already would leave no time
         self._outage.hurry(patience_s)
 
     def close(self) -> None:
