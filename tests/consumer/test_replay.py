@@ -196,11 +196,25 @@ class TestRefusals:
         client.xdel(key, entries(client, "t", 0)[5][0])
         found: list[int] = []
         truncated = pytest.raises(ReplayTruncated, match="no longer whole")
-        with Replay("t", url=url, epoch=0, batch_size=10) as replay, truncated:
+        with Replay("t", url=url, epoch=0, batch_size=10) as replay, truncated as raised:
             for batch in replay:
                 found += numbers([batch])
         assert found == list(range(len(found)))
         assert len(found) <= 50
+        assert "was deleted, and not by retention" in str(raised.value)
+        assert "`penstock audit t --repair SOURCE...` makes it again" in str(raised.value)
+
+    def test_an_entry_that_retention_may_have_removed_is_told_apart_from_a_deleted_one(
+        self, url: str, client: Client
+    ) -> None:
+        """A larger budget helps against retention only. Retention marks the epoch on the roster."""
+        produce(url, "t", 100)
+        partition = open_stream(client, "t").partitions[0]
+        client.hset(partition.roster, "t:0", "1")
+        client.xdel(partition.entries(0), entries(client, "t", 0)[5][0])
+        truncated = pytest.raises(ReplayTruncated, match=r"retention needs its bytes.*`penstock audit t` says so")
+        with Replay("t", url=url, epoch=0, batch_size=10) as replay, truncated:
+            list(replay)
 
     def test_an_entry_that_was_changed_is_an_error(self, any_url: str, any_client: Client) -> None:
         """The checksum is verified again each time."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from penstock_common.errors import EpochIncomplete, PenstockError, ReplayTruncated, ServerUnavailable
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import IndexRecord, index_records
-from penstock_common.stream.groups.roster import end_replay, hold_for_replay
+from penstock_common.stream.groups.roster import end_replay, hold_for_replay, load_roster
 from penstock_common.stream.manifest import PRODUCED, load_manifest
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import BETWEEN_TRIES_S, join
@@ -63,11 +63,23 @@ class RetainedEpoch:
                 )
 
     def truncated(self, record: IndexRecord) -> ReplayTruncated:
-        """Return the error for an entry that was removed."""
-        return ReplayTruncated(
-            f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was "
-            "removed (retention needs its bytes); replay a later epoch, or give the stream a larger budget"
-        )
+        """Return the error for an entry that was removed.
+
+        Retention marks the epoch on the roster before it removes anything.
+        """
+        name, rosters = self.stream.name, [load_roster(self._client, one) for one in self.stream.partitions]
+        if any(self.epoch in roster.trimmed for roster in rosters):
+            how = (
+                "was removed (retention needs its bytes); replay a later epoch, or give the stream a larger budget. If "
+                f"another program deleted it, `penstock audit {name}` says so"
+            )
+        else:
+            how = (
+                "was deleted, and not by retention: another program deleted it, or the server lost it; `penstock audit "
+                f"{name}` names all that is missing, and `penstock audit {name} --repair SOURCE...` makes it again"
+            )
+        what = f"epoch {self.epoch} of {name!r} is no longer whole: entry {record.entry_id.decode()}"
+        return ReplayTruncated(f"{what} {how}")
 
     def raise_lost(self) -> None:
         """Raise the error that ended the lease, if it ended."""

@@ -3,6 +3,7 @@ import { EpochIncomplete, ReplayTruncated, ServerUnavailable } from "../errors.j
 import type { Server } from "../server/server.js";
 import { loadManifest, type Manifest, shardCount, shardSize } from "../stream/manifest.js";
 import { type IndexRecord, indexRecords } from "../stream/records.js";
+import { loadRoster } from "../stream/roster.js";
 import { partitionOf, requireThere, type Stream } from "../stream/stream.js";
 
 const RENEWALS_PER_LEASE = 10;
@@ -77,15 +78,23 @@ export class RetainedEpoch {
 
   /** Return the error for an entry that was removed, or the one that says why the whole stream is lost. */
   async truncated(record: IndexRecord): Promise<Error> {
+    const { name, partitions } = this.#stream;
+    const { epoch } = this.manifest;
+    let isTrimmed = false;
     try {
       await requireThere(this.#server, this.#stream);
+      // retention marks the epoch on the roster before it removes anything
+      for (const partition of partitions) isTrimmed ||= (await loadRoster(this.#server, partition)).trimmed.has(epoch);
     } catch (error) {
       return error as Error;
     }
-    return new ReplayTruncated(
-      `epoch ${this.manifest.epoch} of '${this.#stream.name}' is no longer whole: entry ${record.entryId} was removed ` +
-        "(retention needs its bytes); replay a later epoch, or give the stream a larger budget",
-    );
+    const how = isTrimmed
+      ? "removed (retention needs its bytes); replay a later epoch, or give the stream a larger budget. If another " +
+        `program deleted it, \`penstock audit ${name}\` says so`
+      : "deleted, and not by retention: another program deleted it, or the server lost it; " +
+        `\`penstock audit ${name}\` names all that is missing, and \`penstock audit ${name} --repair SOURCE...\` ` +
+        "makes it again";
+    return new ReplayTruncated(`epoch ${epoch} of '${name}' is no longer whole: entry ${record.entryId} was ${how}`);
   }
 
   /** Raise the error that ended the lease, if it ended. */
