@@ -96,13 +96,13 @@ def _of_servers(
     from penstock.views.doctor_server import check_server
     from penstock_common.stream.keys import scratch_key
     from penstock_common.stream.servers.budgets import read_budgets
-    from penstock_common.stream.servers.checkup import read_server
+    from penstock_common.stream.servers.checkup import read_inline, read_server
     from penstock_common.stream.servers.suitability import memory_of
 
-    inline = [facts.snapshot for facts in streams if facts.payload == "inline"]
     plain = tuple(each.snapshot.name for each in streams if each.payload == "inline" and not each.is_compressed)
     if len(nodes) == 1:
-        budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
+        # also of streams that were not named. Without a stream that can be read, rights may be missing
+        budgets, held = read_inline(client) if streams else ({}, 0)
         facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held, uncompressed=plain)
         return [("server", replace(one, fix=typed(one.fix, args, client))) for one in check_server(facts)]
     masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,27 @@ def test_a_group_without_a_trainer_is_dropped_only_if_none_comes_back(
     assert found["stream train/absent groups"]["fix"] == (
         f"start the trainer of night again; only if it never comes back: penstock groups drop train night --url {url}"
     )
+
+
+def test_streams_that_are_not_examined_are_no_foreign_keys(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The payload of the other streams counted as what is not payload, and their budgets as free."""
+    url = fresh_server(maxmemory_bytes=160 << 20).url
+    for name, count in (("photos.train", 30), ("photos.val", 1)):
+        with penstock.Writer(name, url=url, budget_bytes=48 << 20) as writer, writer.epoch() as epoch:
+            for _ in range(count):
+                epoch.write({"x": np.zeros(1 << 20, np.uint8)})
+    _, found = examined(capsys, "photos.val", "--url", url, "--no-probe")
+    assert found["server/memory"]["severity"] == "ok", found["server/memory"]
+    with redis.Redis.from_url(url) as raw:
+        raw.config_set("maxmemory", 48 << 20)
+    _, found = examined(capsys, "photos.val", "--url", url, "--no-probe")
+    number = r"([0-9.]+) MiB"
+    told = re.match(f"{number} of 48 MiB are used, {number} by what is not payload", found["server/memory"]["found"])
+    assert told, found["server/memory"]
+    used, others = map(float, told.groups())
+    assert used > others + 30
 
 
 @pytest.mark.parametrize(

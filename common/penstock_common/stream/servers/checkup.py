@@ -17,11 +17,14 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, Unauthorized
+from penstock_common.segments.folder import INLINE
 from penstock_common.server.connection import lets_in_all
 from penstock_common.stream.commands import Client
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.keys import scratch_key
 from penstock_common.stream.rights import find_missing, user_of
 from penstock_common.stream.servers.suitability import allocator_settings
+from penstock_common.stream.streams import find_stream, look_at_each
 
 PINGS: Final = 100
 PROBE_ENTRY_BYTES: Final = 1_000_000
@@ -109,6 +112,21 @@ def read_server(
         local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
         has_jobs=_has_jobs(client), uncompressed=uncompressed, lets_in_all=lets_in_all(client),
     )  # fmt: skip
+
+
+def read_inline(client: Client) -> tuple[dict[str, int], int]:
+    """Return the budget of each stream whose payload is in the server's memory, and the payload bytes of all of them.
+
+    A stream that is damaged is left out.
+    """
+    streams = look_at_each(list_streams(client), lambda name: find_stream(client, name))[0]
+    inline = [stream for stream in streams if stream.payload == INLINE]
+    with client.pipeline(transaction=False) as pipe:
+        for stream in inline:
+            for partition in stream.partitions:
+                pipe.hget(partition.roster, "bytes")
+        held = sum(int(nbytes or 0) for nbytes in pipe.execute())
+    return {stream.name: stream.budget_bytes for stream in inline}, held
 
 
 def has_waitaof(client: Client) -> bool:
