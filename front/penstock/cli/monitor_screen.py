@@ -148,7 +148,9 @@ def _epochs(epochs: list[dict[str, Any]], bar: int, is_slim: bool) -> TextTable:
         planned, made = epoch["planned"], epoch["committed"]
         whole = max(1, planned or made)
         part = f"{100 * made // whole}%" if planned else f"{made}" if is_slim else ""
-        read = ", ".join(f"{name} {100 * count // max(1, made)}%" for name, count in epoch["read"].items())
+        bad = epoch["bad"]  # nobody reads a bad sample, and it counts as read
+        good = max(1, made - bad)
+        read = ", ".join(f"{name} {100 * max(0, count - bad) // good}%" for name, count in epoch["read"].items())
         count = f"{made} of {'?' if planned is None else planned}"
         rows.append((epoch["epoch"], epoch["state"], Bar(made, whole, bar), part, count, epoch["bad"], read))
     head = ("epoch", "state", "", "made", "samples", "bad", "read by")

@@ -38,6 +38,26 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return record
 
 
+def test_a_group_that_read_nothing_has_read_no_part_of_an_epoch_with_bad_samples(
+    any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is given a bad sample, so it says nothing about who has read."""
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    spec = {"x": ("uint8", (10,))}
+    with penstock.Writer("train", url=any_url, spec=spec) as writer, writer.epoch(sizes=[20]) as epoch:
+        assert main(["groups", "declare", "train", "night"]) == 0
+        with epoch.shard(0) as part:
+            for number in range(16):
+                part.write({"x": np.full(10, number, dtype=np.uint8)})
+            for number in range(4):
+                part.quarantine(f"file {number} is damaged")
+    with penstock.Loader("train", group="day", batch_size=4, url=any_url) as loader:
+        assert sum(batch.size for batch in loader) == 16
+    capsys.readouterr()
+    assert main(["monitor", "train", *QUICK]) == 0
+    assert "day 100%, night 0%" in capsys.readouterr().out
+
+
 def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
