@@ -109,7 +109,7 @@ def segments(facts: StreamFacts) -> Finding:
     if lacking > 0:
         return Finding(
             "segments", "error", f"{folder} has {readable_bytes(facts.segments_free)} left, and the budget allows "
-            f"{readable_bytes(facts.snapshot.budget_bytes - facts.snapshot.held_bytes)} more: writers will fail",
+            f"{readable_bytes(facts.snapshot.budget_bytes - facts.snapshot.held_bytes)} more: writers will wait",
             f"df -h {folder}; mount -o remount,size=... {folder}",
         )  # fmt: skip
     return ok("segments", f"{folder}, {readable_bytes(facts.segments_free)} free")

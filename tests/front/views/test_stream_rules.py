@@ -77,7 +77,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
             stream.segments,
             replace(FINE, payload="segments:/dev/shm/p", segments_seen=True, segments_free=MB),
             "error",
-            "1.0 MiB left",
+            "more: writers will wait",
             "df -h /dev/shm/p",
         ),
         (stream.segments, replace(FINE, payload="segments:/d", segments_seen=True, segments_free=GB), "ok", "/d", ""),
