@@ -105,7 +105,7 @@ class TestTheRule:
     @pytest.mark.parametrize(
         ("blockers", "has_groups", "is_next", "words"),
         [
-            ([], False, True, "no group reads it yet"),
+            ([], False, True, "no group reads it: start a trainer"),
             (["resnet"], True, True, "because of group resnet"),
             ([], True, False, "last quarter"),
             ([], True, True, "replay"),
@@ -118,7 +118,7 @@ class TestTheRule:
         sentence = explain_quota("train", QuotaState(90 << 20, 20 << 20, 100 << 20, is_next), blockers, has_groups)
         assert words in sentence
         assert ("`penstock epochs abandon train EPOCH --force`" in sentence) == (not has_groups)
-        assert "90 MiB of 100 MiB" in sentence
+        assert "is full (90 MiB of 100 MiB, and the next block takes 20 MiB)" in sentence
 
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
         """Without the names, users that wait for a dead trainer look for a pin that was never set."""
@@ -196,7 +196,7 @@ def test_without_a_group_a_full_budget_is_explained_and_the_first_trainer_frees_
     """Starting the producer first is normal. It must wait, name the group, and continue without help."""
     producing = Producing(any_url, 300)
     assert producing.heard.wait(5)
-    assert "no group reads it yet" in producing.said[-1]
+    assert "no group reads it: start a trainer" in producing.said[-1]
     assert accounted_bytes(any_client, "t")[0] <= BUDGET
     with loader_of(any_url, "g") as loader:
         assert sum(batch.size for batch in loader) == 300
@@ -216,7 +216,7 @@ def test_a_group_that_has_left_is_not_said_to_owe_acknowledgements(any_url: str)
         assert sum(batch.size for batch in loader) == 1
     producing = Producing(any_url, 300)
     assert producing.heard.wait(5)
-    assert "no group reads it yet: start a trainer" in producing.said[-1]
+    assert "no group reads it: start a trainer" in producing.said[-1]
     with loader_of(any_url, "g", start=1) as loader:
         assert sum(batch.size for batch in loader) == 300
     producing.finish()
@@ -283,7 +283,7 @@ def test_a_wait_that_may_not_last_ends_with_budget_full(any_url: str, any_client
     """A job must give its worker back rather than hold it; what it committed stands."""
     began = time.monotonic()
     producing = Producing(any_url, 300, room_wait_s=0.3)
-    with pytest.raises(BudgetFull, match="no group reads it yet"):
+    with pytest.raises(BudgetFull, match="no group reads it: start a trainer"):
         producing.finish()
     assert 0.3 <= time.monotonic() - began < 5
     assert stored(any_client, "t", 0).total() == 91
@@ -507,7 +507,7 @@ def test_a_share_of_the_budget_is_told_as_the_share_of_its_partition(any_url: st
     ):
         for _ in range(1000):
             epoch.write({"x": np.zeros(1000, np.uint8)})
-    share = re.search(r"partition 0's share of the budget of 't' is full \((\d+) KiB of 256 KiB\)", str(full.value))
+    share = re.search(r"partition 0's share of the budget of 't' is full \((\d+) KiB of 256 KiB", str(full.value))
     assert share, str(full.value)
     one = QuotaState(90, 20, 100, is_next=True)
     assert explain_quota("t", one, ["g"], True).startswith("the budget of 't' is full")

@@ -491,7 +491,7 @@ def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str
         with redis.Redis.from_url(any_url) as client:
             client.hset("penstock:{train}:meta", "budget_bytes", 1 << 20)
         list(production.run())
-    assert "no group reads it yet" in told[0]
+    assert "no group reads it: start a trainer" in told[0]
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
 
 

@@ -28,11 +28,14 @@ function budgetOf(stream: string, { partition }: QuotaState): string {
 /** Return the sentence that says why the quota does not admit a block, and what helps. */
 export function explainQuota(stream: string, state: QuotaState, keepers: Keepers): string {
   const { blockers, hasGroups, unacknowledged, missing, isKept } = keepers;
-  const share = `${readableBytes(state.heldBytes)} of ${readableBytes(state.budgetBytes)}`;
-  const full = `${budgetOf(stream, state)} is full (${share})`;
+  const held = readableBytes(state.heldBytes);
+  const whole = readableBytes(state.budgetBytes);
+  // less than the whole looks as if there were space
+  const share = held === whole ? "" : `, and the next block takes ${readableBytes(state.blockBytes)}`;
+  const full = `${budgetOf(stream, state)} is full (${held} of ${whole}${share})`;
   if (!hasGroups) {
     return (
-      `${full} and no group reads it yet: start a trainer, or \`penstock groups declare ${stream} NAME\`; an old epoch ` +
+      `${full} and no group reads it: start a trainer, or \`penstock groups declare ${stream} NAME\`; an old epoch ` +
       `that no group will read is given up with \`penstock epochs abandon ${stream} EPOCH --force\``
     );
   }

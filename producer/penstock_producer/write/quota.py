@@ -206,11 +206,14 @@ def explain_quota(
         gone: Members that such groups wait for, in words.
         is_kept: Whether an epoch is pinned or replayed.
     """
-    share = f"{readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)}"
+    held, whole = readable_bytes(state.held_bytes), readable_bytes(state.budget_bytes)
+    share = f"{held} of {whole}"
+    if held != whole:  # it looks as if there were space
+        share += f", and the next block takes {readable_bytes(state.block_bytes)}"
     budget = state.named_budget(stream)
     if not has_groups:
         return (
-            f"{budget} is full ({share}) and no group reads it yet: "
+            f"{budget} is full ({share}) and no group reads it: "
             f"start a trainer, or `penstock groups declare {stream} NAME`; an old epoch that no group will read "
             f"is given up with `penstock epochs abandon {stream} EPOCH --force`"
         )
