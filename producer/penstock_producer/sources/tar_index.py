@@ -1,6 +1,7 @@
 """The index of a tar file: one pass over its headers finds the members of each sample, which are later read in place.
 
-If a header is missing where one should be, the index has a bad sample, and the search continues at the next header.
+If a header is missing where one should be, the index has a bad sample, and the search continues at the next header. It
+has one, too, where the file ends without the zeros that end an archive, because the file may be cut there.
 With ``tarfile``, a damaged archive would silently end an epoch early.
 
 The user's cache folder keeps the index for the next process. Each tar has one file there, named by a hash of the tar's
@@ -82,7 +83,7 @@ def scan(fd: int, path: str) -> TarContents:
         if member is None:
             found.keys.append(name)
             found.members.append({})
-            found.bad.append(f"damaged: {os.path.basename(path)} has no tar header at byte {name[1:]}")  # noqa: PTH119
+            found.bad.append(_fault(os.path.basename(path), int(name[1:]), os.fstat(fd).st_size))  # noqa: PTH119
             continue
         key, extension = split_name(name)
         if not extension or is_hidden(name.removeprefix("./")):
@@ -99,13 +100,24 @@ def scan(fd: int, path: str) -> TarContents:
     return found
 
 
+def _fault(name: str, at: int, end: int) -> str:
+    """Return what is wrong with a tar at a place where a header or the end of the archive should be."""
+    if at < end:
+        return f"damaged: {name} has no tar header at byte {at}"
+    return (
+        f"cut off: {name} ends at byte {end} without the zeros that end an archive, so samples may be missing; "
+        f"if it is whole, `truncate -s +{2 * BLOCK}` adds them"
+    )
+
+
 def _require_tar(fd: int, path: str) -> None:
     head = os.pread(fd, BLOCK, 0)
     packed = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
     if packed:
         raise SourceError(f"{path} is compressed ({packed}), so its samples cannot be read by number; unpack it first")
     if _header(head) is None and (head.strip(b"\0") or len(head) < BLOCK):
-        raise SourceError(f"{path} is not a tar: it does not begin with a tar header")
+        what = "it does not begin with a tar header" if head else "it is empty"
+        raise SourceError(f"{path} is not a tar: {what}")
 
 
 _WITHOUT_DATA = (
@@ -116,8 +128,8 @@ _BEFORE_A_MEMBER = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.
 
 
 def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
-    """Yield name and place of each regular file, and (``@offset``, None) where a header is missing."""
-    end, at, is_lost = os.fstat(fd).st_size, 0, False
+    """Yield name and place of each regular file, and (``@offset``, None) where a header or the end is missing."""
+    end, at, is_lost, is_ended = os.fstat(fd).st_size, 0, False, True
     said: dict[str, str] = {}
     while at < end:
         block = os.pread(fd, BLOCK, at)
@@ -126,9 +138,9 @@ def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
             if block.strip(b"\0") and not is_lost:
                 is_lost = True
                 yield f"@{at}", None
-            said, at = {}, at + BLOCK
+            said, at, is_ended = {}, at + BLOCK, True
             continue
-        is_lost, start = False, at + BLOCK
+        is_lost, is_ended, start = False, False, at + BLOCK
         if info.type in _BEFORE_A_MEMBER:
             said |= _more(info, os.pread(fd, min(info.size, _MAX_EXTENSION_BYTES), start))
             at = start + _padded(info.size)
@@ -138,6 +150,8 @@ def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
             yield said.get("path", info.name), TarMember(start, size)
         at = start + (0 if info.type in _WITHOUT_DATA else _padded(size))
         said = {}
+    if not is_ended:  # cut after or within a member, and nothing says how many more there were
+        yield f"@{end}", None
 
 
 def _header(block: bytes) -> tarfile.TarInfo | None:
@@ -169,7 +183,7 @@ def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return {name: said[name] for name in ("path", "size") if name in said}
 
 
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 """The version of the stored index."""
 
 

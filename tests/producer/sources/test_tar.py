@@ -267,13 +267,64 @@ def test_a_damaged_tar_loses_nothing_in_silence(shards: Path) -> None:
             read(source, index)
         except SampleError as error:
             bad[source.key(index)] = str(error)
-    assert len(source) == 8
+    assert len(source) == 9
     assert bad == {
         "train-0.tar:cat/0001": "train-0.tar:cat/0001: has no .cls; it has png, txt, meta.json, depth.npy",
         f"train-0.tar:@{at}": f"train-0.tar:@{at}: damaged: train-0.tar has no tar header at byte {at}",
         "train-0.tar:cat/0003": "train-0.tar:cat/0003: cut off: train-0.tar ends after 8 of the 144 bytes of "
         ".depth.npy",
+        f"train-0.tar:@{cut}": f"train-0.tar:@{cut}: {ends_at(cut)}",
     }
+
+
+def ends_at(byte: int) -> str:
+    """What is said of a tar that ends without the zeros at its end."""
+    return (
+        f"cut off: train-0.tar ends at byte {byte} without the zeros that end an archive, so samples may be missing; "
+        "if it is whole, `truncate -s +1024` adds them"
+    )
+
+
+@pytest.mark.parametrize("behind", [0, 1, 300], ids=["all", "all_but_a_byte", "data"])
+def test_a_tar_that_is_cut_between_members_is_not_short_in_silence(shards: Path, behind: int) -> None:
+    """Nothing else says that half of a download is missing: all the samples before the cut are whole."""
+    path = shards / "train-0.tar"
+    data = path.read_bytes()
+    cut = data.index(b"cat/0002.png") - behind
+    path.write_bytes(data[:cut])
+    source = opened(TarConfig(path=str(path)))
+    assert [source.key(index) for index in range(len(source))] == [
+        "train-0.tar:cat/0000", "train-0.tar:cat/0001", f"train-0.tar:@{cut}"
+    ]  # fmt: skip
+    assert int(read(source, 1)["y"]) == 1
+    with pytest.raises(SampleError) as caught:
+        read(source, 2)
+    assert str(caught.value) == f"train-0.tar:@{cut}: {ends_at(cut)}"
+    with path.open("r+b") as file:  # what the message advises for a whole tar of a tool that writes no zeros
+        file.truncate(cut + 1024)
+    assert len(opened(TarConfig(path=str(path)))) == 2
+
+
+def test_a_tar_that_is_cut_in_a_header_names_the_place(shards: Path) -> None:
+    """The member of that header, and all behind it, are lost."""
+    path = shards / "train-0.tar"
+    data = path.read_bytes()
+    header = data.index(b"cat/0002.png")
+    path.write_bytes(data[: header + 100])
+    source = opened(TarConfig(path=str(path)))
+    assert len(source) == 3
+    with pytest.raises(SampleError, match=f"damaged: train-0.tar has no tar header at byte {header}$"):
+        read(source, 2)
+
+
+def test_a_field_of_a_sample_that_is_whole_hides_no_cut(shards: Path) -> None:
+    """The cut is in a field that the user left out, so no sample of the chosen ones is bad."""
+    path = shards / "train-0.tar"
+    data = path.read_bytes()
+    cut = data.index(b"cat/0001.depth.npy") + 520
+    path.write_bytes(data[:cut])
+    source = opened(TarConfig(path=str(path), fields={"x": "png"}))
+    assert [source.key(index) for index in range(len(source))][2:] == [f"train-0.tar:@{cut}"]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +358,7 @@ def test_a_field_that_cannot_be_read_names_its_sample(tmp_path: Path, field: str
             "both .png and .jpg would be tensor 'x'",
         ),
         (lambda root: root / "words.txt", "is not a tar: it does not begin with a tar header"),
+        (lambda root: written(root / "a.tar", b""), "is not a tar: it is empty"),
         (lambda root: written(root / "a.tar", b"\x1f\x8b123"), r"is compressed \(gzip\)"),
     ],
 )
