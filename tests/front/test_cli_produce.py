@@ -256,6 +256,76 @@ def test_the_line_to_paste_for_boxes_fits_every_image(
     assert len(read_epoch(any_url, "other")) == 12
 
 
+def boxes_that_rarely_differ(folder: Path, name: str) -> None:
+    """A module whose ``data`` is 200 samples: each has another length, and every fifth has fewer boxes."""
+    (folder / f"{name}.py").write_text(
+        "import numpy as np\n"
+        "def item(n):\n"
+        "    boxes = np.zeros((2 if n % 5 == 4 else 3, 4), np.float32)\n"
+        "    return {'x': np.zeros(5 + n, np.float32), 'boxes': boxes}\n"
+        "data = [item(n) for n in range(200)]\n"
+        "def same(block):\n"
+        "    return block\n"
+    )
+
+
+@pytest.mark.parametrize("kind", ["dataset", "generator", "blocks"])
+def test_the_line_to_paste_fits_samples_that_come_later(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """The first two samples have as many boxes: a line of those two would make each sample of fewer a bad one."""
+    boxes_that_rarely_differ(tmp_path, f"rarely_{kind}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "generator" if kind == "generator" else "dataset"
+    command = ["produce", source, f"rarely_{kind}:data", "--workers", "1", "--no-shuffle", "--url", any_url]
+    command += ["--block-transform", "rarely_blocks:same"] if kind == "blocks" else []
+    assert command_line.main(command) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    looked_at = 65 if kind == "generator" else 25  # the next ones, or all of a shard
+    assert told.endswith(f" (made from {looked_at} samples: other sizes that differ need null)")
+    advised = re.search(r"with (--spec '.*')", told)
+    assert advised is not None
+    assert command_line.main([*command, "--stream", "other", *shlex.split(advised.group(1))]) == 0
+    assert len(read_epoch(any_url, "other")) == 200
+
+
+def test_a_declared_spec_that_many_samples_do_not_fit_is_answered_by_one_that_fits(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fifth of the samples lacks a box: the error must say so, not only how many are allowed."""
+    boxes_that_rarely_differ(tmp_path, "declared")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["produce", "dataset", "declared:data", "--workers", "1", "--no-shuffle", "--url", any_url]
+    spec = '{"x": ["float32", [null]], "boxes": ["float32", [3, 4]]}'
+    declared = [*command, "--spec", spec, "--shard-samples", "20", "--max-bad", "30"]  # four bad samples a shard
+    assert command_line.main(declared) == 1
+    told = capsys.readouterr().err.splitlines()
+    failed = next(line for line in told if "--max-bad 30 allows 30" in line)
+    assert "tensor 'boxes': found shape (2, 4), expected shape (3, 4)" in failed
+    advised = re.search(r"with (--spec '.*?')", failed)
+    assert advised is not None
+    assert command_line.main([*command, "--stream", "other", *shlex.split(advised.group(1))]) == 0
+    assert len(read_epoch(any_url, "other")) == 200
+
+
+def test_the_line_to_paste_knows_an_empty_list(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table's row without boxes has ``[]``, which has no dimensions that could be compared."""
+    (tmp_path / "empty.py").write_text("data = [{'boxes': [[1.0, 2.0, 3.0, n]] * (n % 3)} for n in range(20)]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["produce", "dataset", "empty:data", "--workers", "1", "--no-shuffle", "--url", any_url]
+    assert command_line.main(command) == 1
+    advised = re.search(r"with (--spec '.*')", capsys.readouterr().err.splitlines()[-1])
+    assert advised is not None
+    assert json.loads(shlex.split(advised.group(1))[1]) == {"boxes": ["float64", [None, 4]]}
+    assert command_line.main([*command, "--stream", "other", *shlex.split(advised.group(1))]) == 0
+    assert len(read_epoch(any_url, "other")) == 20
+
+
 def test_parts_of_a_split_are_made_of_one_dataset(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -317,13 +317,26 @@ class Spec:
     def widened(self, sample: Mapping[str, Any]) -> Spec:
         """Return the sample's spec, in which a size that differs from this spec's is free.
 
-        A tensor that this spec lacks is free where its size is that of a free size: areas are as many as boxes.
+        A tensor that this spec lacks is free where its size is that of a free size: areas are as many as boxes. An
+        empty list takes the other's dimensions, because it has none of its own.
         """
-        found = Spec.infer(sample).tensors
-        known = {t.name: _widened(self[t.name], t) for t in found if t.name in self.names}
+        values = flattened(sample)
+        found = tuple(self._as_known(t, values[t.name]) for t in Spec.infer(values))
+        known = {t.name: _widened(self[t.name], t, values[t.name]) for t in found if t.name in self.names}
         sizes = ((t.shape, known[t.name].shape) for t in found if t.name in known)
-        free = {size for shape, kept in sizes for size, is_kept in zip(shape, kept, strict=True) if is_kept is None}
+        free = {size for shape, kept in sizes for size, is_kept in zip(shape, kept, strict=False) if is_kept is None}
         return Spec(tuple(known.get(t.name) or _freed(t, free) for t in found))
+
+    def _as_known(self, found: TensorSpec, value: Any) -> TensorSpec:
+        """Return a sample's tensor. Python's numbers and lists take the dtype of this spec if it can hold them."""
+        known = self[found.name] if found.name in self.names else found
+        if not isinstance(value, _PYTHON) or BYTES in (known.dtype, found.dtype):
+            return found
+        try:
+            array = array_of(known.name, value, known.dtype, known.shape)
+        except SpecMismatch:
+            return found
+        return TensorSpec(known.name, wire_name(array.dtype) or found.dtype, array.shape)
 
     @property
     def rows(self) -> int:
@@ -353,7 +366,10 @@ class Spec:
                 raise SpecMismatch(name, "a tensor", f"none of that name, the spec being {self}")
 
 
-def _widened(known: TensorSpec, found: TensorSpec) -> TensorSpec:
+def _widened(known: TensorSpec, found: TensorSpec, value: Any) -> TensorSpec:
+    if isinstance(value, list) and (0,) in (known.shape, found.shape) and known.shape != found.shape:
+        one = found if known.shape == (0,) else known
+        return TensorSpec(known.name, one.dtype, (None, *one.shape[1:])) if one.shape else found
     if (known.dtype, len(known.shape)) != (found.dtype, len(found.shape)):
         return found
     sizes = zip(known.shape, found.shape, strict=True)

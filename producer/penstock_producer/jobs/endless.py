@@ -333,10 +333,9 @@ class _Feeder:
             else:
                 self._writer.write(made)
         except SpecMismatch as error:
-            spec = None if self._source.batched else self._writer.stream.spec
-            key = self._source.key(self._fed.items - 1)
-            misfit = named(error, key, spec, made, others_fit=self._watch.has_fitted)
-            self._quarantine(self._watch.saw_misfit(misfit))
+            spec, key = self._writer.stream.spec, self._source.key(self._fed.items - 1)
+            wider = None if self._source.batched or spec is None else self._watch.widen(spec, made, ())
+            self._quarantine(self._watch.saw_misfit(named(error, key, wider, is_batch=self._source.batched)))
             return
         except BudgetFull:
             self._watch.saw_good(count)  # it was taken, and waits for quota

@@ -5,15 +5,17 @@ There is one function or class for each shape of source. `plan` says which items
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
-from penstock_common.wire.spec import Spec
+from penstock_common.wire.spec import Spec, TensorSpec
 from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, CurrentSample
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
@@ -29,6 +31,12 @@ HOPELESS = 100
 
 MAX_BAD = "50%"
 """The share of bad samples above which an epoch is of no use."""
+
+
+LOOK_AHEAD = 64
+"""The samples that are looked at when the first one does not fit, to propose a spec that fits them, too."""
+LOOK_AHEAD_S = 5.0
+"""The time after which no further one is looked at."""
 
 
 class TooManyBad(PenstockError, ValueError):
@@ -69,6 +77,12 @@ class FailureLimit:
     sample_limit_s: float = SAMPLE_LIMIT_S
     good: int = 0
     bad: int = 0
+    last: str = ""
+    """The reason of the last bad sample."""
+    wider: WiderSpec | None = None
+    """The spec that holds for all samples so far, once one did not fit."""
+    has_looked_ahead: bool = False
+    """Whether further samples were made to find that spec."""
 
     @property
     def has_fitted(self) -> bool:
@@ -114,11 +128,12 @@ class FailureLimit:
         if self.on_error == "fail":
             raise error
         self.bad += count
+        self.last = str(error)
         if self.on_error == "skip":
             return str(error)
         if self.bad >= HOPELESS and not self.good:
             raise TooManyBad(f"the first {self.bad} samples all failed, the last was {error}")
-        self.require_few(self.bad, self.samples, f"; the last was {error}")
+        self.require_few(self.bad, self.samples)
         return str(error)
 
     def saw_misfit(self, error: SpecMismatch, count: int = 1) -> str:
@@ -127,12 +142,62 @@ class FailureLimit:
             raise error
         return self.saw_bad(SampleError(str(error)), count)
 
-    def require_few(self, bad: int, samples: int | None, more: str = "") -> None:
+    def widen(self, spec: Spec, sample: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> WiderSpec | None:
+        """Return a spec for a sample that does not fit ``spec``, and for all others so far. None if there is none.
+
+        At the first such sample, ``others`` are looked at, too, so that the spec holds for more than this one.
+        """
+        known = self.wider or WiderSpec(spec, 0)
+        found = known.widened(sample, others_fit=self.has_fitted or self.wider is not None)
+        if found is None:
+            return None
+        if not self.has_looked_ahead:
+            self.has_looked_ahead = True
+            for other in others:
+                found = found.widened(other, others_fit=True) or found
+        if _fits_alike(spec, found.spec):
+            self.wider = found
+        return found
+
+    def require_few(self, bad: int, samples: int | None) -> None:
         """Raise TooManyBad if these are too many bad samples for an epoch. Those of other jobs count, too."""
         limit = None if self.on_error == "skip" else bad_limit(self.max_bad, samples)
         if limit is not None and bad > limit:
             of = f" of {samples}" if samples is not None else ""
-            raise TooManyBad(f"{bad}{of} samples are bad, --max-bad {self.max_bad} allows {limit}{more}")
+            last = f"; the last was {self.last}" if self.last else ""
+            raise TooManyBad(f"{bad}{of} samples are bad, --max-bad {self.max_bad} allows {limit}{last}")
+
+
+@dataclass(frozen=True)
+class WiderSpec:
+    """A spec for samples that were seen, to propose in an error."""
+
+    spec: Spec
+    count: int
+    """The samples that it was made from, beside those that the first spec was."""
+
+    def widened(self, sample: Mapping[str, Any], *, others_fit: bool) -> WiderSpec | None:
+        """Return a spec for this sample and for those before it, or None if there is none."""
+        try:
+            wider = self.spec.widened(sample)
+        except (BadSpec, SpecMismatch):
+            return None
+        if not set(self.spec.names) <= set(wider.names):
+            return None  # other samples may have what this one lacks
+        return None if others_fit and not _fits_alike(self.spec, wider) else WiderSpec(wider, self.count + 1)
+
+
+def _fits_alike(spec: Spec, wider: Spec) -> bool:
+    """Return whether samples that fit ``spec`` may fit ``wider``: it has the same tensors, of as many dimensions."""
+    return set(spec.names) == set(wider.names) and all(
+        wider[known.name].dtype == known.dtype
+        and (len(wider[known.name].shape) == len(known.shape) or _is_of_empty_list(known, wider[known.name]))
+        for known in spec
+    )
+
+
+def _is_of_empty_list(known: TensorSpec, wider: TensorSpec) -> bool:
+    return known.shape == (0,) and wider.shape[:1] == (None,)
 
 
 @dataclass(frozen=True)
@@ -164,14 +229,15 @@ class EpochSeed:
 
 
 def fill_samples(
-    source: Source, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
+    source: Source, items: Any, writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
-    """Fill a shard from a source whose items are single samples.
+    """Fill a shard from a source whose items, an array or a list, are single samples.
 
     Items below the writer's position are not read again.
     """
     done = writer.position
     seeded = seed.of if draws(source) else seed.undrawn
+    rest = partial(_rest, source, items, shard, seed, watch)
     for offset, item in enumerate(items):
         if offset < done:
             continue
@@ -182,18 +248,53 @@ def fill_samples(
             made = watch.make(offset, key, partial(source.read, number, seeded(shard, offset)), writer.commit_all)
         except SampleError as error:
             made = error
-        put(writer, watch, key, made)
+        put(writer, watch, key, made, offset, rest)
 
 
-def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | SampleError) -> None:
-    """Write the next sample, or the reason why there is none."""
+def _rest(
+    source: Source, items: Any, shard: int, seed: EpochSeed, watch: FailureLimit, offset: int
+) -> Iterator[Sample | SampleError]:
+    """Make the samples of a shard behind this offset, and then those before it."""
+    for other in (*range(offset + 1, len(items)), *range(offset)):
+        watch.before_sample()
+        if other in watch.crashes:
+            continue
+        item = int(items[other])
+        try:
+            yield watch.make(other, source.key(item), partial(source.read, item, seed.of(shard, other)), lambda: None)
+        except SampleError as error:
+            yield error
+
+
+def further(made: Iterable[Sample | SampleError]) -> Iterator[Sample]:
+    """Yield the good ones of these samples, as many as are looked at."""
+    end = time.monotonic() + LOOK_AHEAD_S
+    for one in islice(made, LOOK_AHEAD):
+        if not isinstance(one, SampleError):
+            yield one
+        if time.monotonic() > end:
+            return
+
+
+def put(
+    writer: ShardWriter,
+    watch: FailureLimit,
+    key: str,
+    made: Sample | SampleError,
+    offset: int,
+    rest: Callable[[int], Iterable[Sample | SampleError]],
+) -> None:
+    """Write the next sample, or the reason why there is none.
+
+    ``rest`` gives the other samples of the shard, to look at if the sample at this offset does not fit.
+    """
     if isinstance(made, SampleError):
         writer.quarantine(watch.saw_bad(made))
         return
     try:
         writer.write(made)
     except SpecMismatch as error:
-        writer.quarantine(watch.saw_misfit(named(error, key, writer.spec, made, others_fit=watch.has_fitted)))
+        writer.quarantine(watch.saw_misfit(named(error, key, watch.widen(writer.spec, made, further(rest(offset))))))
         return
     watch.saw_good()
 
@@ -229,7 +330,7 @@ def _write_rows(
         writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
     except (SampleError, SpecMismatch) as error:
         if isinstance(error, SpecMismatch):
-            reason = watch.saw_misfit(named(error, key, None, None, others_fit=watch.has_fitted), count - skip)
+            reason = watch.saw_misfit(named(error, key, None, is_batch=True), count - skip)
         else:
             reason = watch.saw_bad(error, count - skip)
         for _ in range(count - skip):
@@ -261,7 +362,8 @@ class ItemFiller:
 
     def fill(self, seed: EpochSeed, skip: int) -> None:
         """Read the iterator once. ``skip`` samples are committed already and left out."""
-        for position, item in enumerate(self._source):
+        walk = enumerate(self._source)
+        for position, item in walk:
             if skip and not self._source.batched:
                 skip -= 1
                 continue
@@ -278,12 +380,26 @@ class ItemFiller:
             try:
                 skip = self._write(made, skip)
             except SpecMismatch as error:
-                spec = None if self._writer is None or self._source.batched else self._writer.spec
-                key, others_fit = self._source.key(position), self._watch.has_fitted
-                self._quarantine(self._watch.saw_misfit(named(error, key, spec, made, others_fit=others_fit)))
+                key, wider = self._source.key(position), None
+                if not self._source.batched and self._writer is not None:
+                    wider = self._watch.widen(self._writer.spec, made, self._further(walk, seed))
+                self._quarantine(self._watch.saw_misfit(named(error, key, wider, is_batch=self._source.batched)))
         self.commit_all()
         if self._writer is None:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")
+
+    def _further(self, walk: Iterator[tuple[int, Any]], seed: EpochSeed) -> Iterator[Sample]:
+        """Yield the next samples, but none of an epoch that goes on, which would lack them."""
+        return further(()) if self._watch.spec_is_declared else further(self._rest(walk, seed))
+
+    def _rest(self, walk: Iterator[tuple[int, Any]], seed: EpochSeed) -> Iterator[Sample | SampleError]:
+        for position, item in walk:
+            self._watch.before_sample()
+            make = partial(self._source.make, item, position, seed.of(0, position))
+            try:
+                yield self._watch.make(position, self._source.key(position), make, lambda: None)
+            except SampleError as error:
+                yield error
 
     def begin_at(self, done: list[int], writer: ShardWriter | None) -> None:
         """Continue after complete shards of these sizes, in the middle of the shard of ``writer``."""
@@ -342,51 +458,38 @@ class ItemFiller:
         self._writer = None
 
 
-def named(
-    error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str, Any] | None, *, others_fit: bool
-) -> SpecMismatch:
+def named(error: SpecMismatch, key: str, wider: WiderSpec | None, *, is_batch: bool = False) -> SpecMismatch:
     """Return the mismatch with the sample's name and what to do.
-
-    Where spec and sample are given and one spec can hold for all samples so far, that is the spec to declare.
 
     Args:
         error: the mismatch.
         key: the sample's name.
-        spec: the stream's spec.
-        sample: the sample that does not fit it.
-        others_fit: whether another sample fits ``spec``, so that the new spec must hold for that one, too.
+        wider: a spec to declare, if one can hold for all samples so far (`FailureLimit.widen`).
+        is_batch: whether it is a batch that does not fit, so that no such spec is known.
     """
-    wider = None if spec is None or sample is None else _wider(spec, sample, others_fit=others_fit)
     if error.expected.startswith("dtype "):
         dtype = error.found.removeprefix("dtype ")
         remedy = "samples are of one dtype: convert it in the source or in a transform"
         remedy += f"; if all samples of this source are {dtype}, another stream takes them (--stream NAME)"
     elif wider is not None:
-        option = f"fill another stream (--stream NAME) with {wider.as_option()}"
-        remedy = f"make samples alike (--resize, a transform), or {option}"
+        option = f"fill another stream (--stream NAME) with {wider.spec.as_option()}"
+        made = f"made from {wider.count} samples" if wider.count > 1 else "made from this one"
+        remedy = f"make samples alike (--resize, a transform), or {option} ({made}: other sizes that differ need null)"
     elif error.found == "nothing" or error.expected.startswith("none of that name"):
         remedy = "each sample needs the same tensors: add what is missing, or leave it out of all, in a transform"
-    elif spec is not None and sample is not None:
+    elif not is_batch:
         remedy = "make samples alike in the source or in a transform"
     else:
         remedy = "make samples alike (--resize, a transform), or declare a spec in which null is a free size (--spec)"
     return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
 
 
-def _wider(spec: Spec, sample: Mapping[str, Any], *, others_fit: bool) -> Spec | None:
-    """Return a spec for this sample and for those that fit ``spec``, or None if there is none."""
-    try:
-        wider = spec.widened(sample)
-    except BadSpec:
-        return None
-    if not set(spec.names) <= set(wider.names):
-        return None  # other samples may have what this one lacks
-    kinds = [{tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in each} for each in (spec, wider)]
-    return None if others_fit and kinds[0] != kinds[1] else wider
-
-
 Made = dict[int, Sample | SampleError]
 """Offset in the shard -> the sample, or what is wrong with it."""
+
+
+def _others(made: Made, offset: int) -> Iterator[Sample | SampleError]:
+    return (one for at, one in made.items() if at != offset)
 
 
 @dataclass
@@ -419,7 +522,7 @@ class BlockFiller:
             made = self._transformed(self._read(offsets))
             for offset in offsets:
                 if offset >= self.writer.position:
-                    put(self.writer, self.watch, self._key(offset), made[offset])
+                    put(self.writer, self.watch, self._key(offset), made[offset], offset, partial(_others, made))
 
     def _read(self, offsets: range) -> Made:
         made: Made = {}

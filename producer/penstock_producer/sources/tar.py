@@ -118,7 +118,7 @@ class TarSource:
     @cached_property
     def spec(self) -> SpecLike | None:
         """Return the spec that up to 64 samples have in common. A size that differs among them is None."""
-        common: dict[str, tuple[str, tuple[int | None, ...]]] | None = None
+        common: dict[str, Form] | None = None
         for index in probed(len(self)):
             try:
                 found = self._measured(index)
@@ -129,8 +129,8 @@ class TarSource:
                 return None
         return common
 
-    def _measured(self, index: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-        found: dict[str, tuple[str, tuple[int | None, ...]]] = {}
+    def _measured(self, index: int) -> dict[str, Form]:
+        found: dict[str, Form] = {}
         rest: dict[str, Any] = {}
         key = self.key(index)
         for name, field in self._fields.items():
@@ -149,17 +149,33 @@ class TarSource:
         """Do nothing, because nothing is kept open."""
 
 
-def _common(
-    one: dict[str, tuple[str, tuple[int | None, ...]]], other: dict[str, tuple[str, tuple[int | None, ...]]]
-) -> dict[str, tuple[str, tuple[int | None, ...]]] | None:
+Form = tuple[str, tuple[int | None, ...]]
+"""Dtype and shape of a tensor."""
+EMPTY_LIST: Form = ("float64", (0,))
+"""What ``[]`` in JSON becomes. The writer takes it for no rows, whatever the dtype and the shape of a row."""
+
+
+def _common(one: dict[str, Form], other: dict[str, Form]) -> dict[str, Form] | None:
     """Merge two specs. None where names, dtypes or numbers of dimensions differ: then the first sample decides."""
-    merged: dict[str, tuple[str, tuple[int | None, ...]]] = {}
-    for name, (dtype, shape) in one.items():
+    merged: dict[str, Form] = {}
+    for name, mine in one.items():
         theirs = other.get(name)
-        if len(one) != len(other) or theirs is None or theirs[0] != dtype or len(theirs[1]) != len(shape):
+        both = None if len(one) != len(other) or theirs is None else _of_both(mine, theirs)
+        if both is None:
             return None
-        merged[name] = (dtype, tuple(a if a == b else None for a, b in zip(shape, theirs[1], strict=True)))
+        merged[name] = both
     return merged
+
+
+def _of_both(one: Form, other: Form) -> Form | None:
+    if one == other:
+        return one
+    for empty, full in ((one, other), (other, one)):
+        if empty == EMPTY_LIST and full[1]:
+            return full[0], (None, *full[1][1:])
+    if one[0] != other[0] or len(one[1]) != len(other[1]):
+        return None
+    return one[0], tuple(a if a == b else None for a, b in zip(one[1], other[1], strict=True))
 
 
 def _tars(given: str) -> Iterator[tuple[Path, str]]:

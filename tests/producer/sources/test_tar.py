@@ -252,6 +252,14 @@ def test_sizes_that_differ_are_declared_free(tmp_path: Path) -> None:
     assert opened(TarConfig(path=str(path))).spec == {"x": ("uint8", (None, 6, 3)), "y": ("int64", ())}
 
 
+def test_an_empty_list_is_a_list_of_no_rows(tmp_path: Path) -> None:
+    """A picture without boxes has ``[]`` in its JSON. As the first one, it must not decide what a box is."""
+    boxes: list[list[list[int]]] = [[], [[1, 2, 3, 4]], [], [[1, 2, 3, 4], [5, 6, 7, 8]]]
+    members = {f"{n}.json": json.dumps({"boxes": each, "none": []}).encode() for n, each in enumerate(boxes)}
+    source = opened(TarConfig(path=str(pack(tmp_path / "a.tar", members))))
+    assert source.spec == {"boxes": ("int64", (None, 4)), "none": ("float64", (0,))}
+
+
 def test_a_damaged_tar_loses_nothing_in_silence(shards: Path) -> None:
     """A header overwritten in the middle: it is named, and everything behind it is still there."""
     path = shards / "train-0.tar"
