@@ -114,6 +114,35 @@ def feed() -> Iterator[int]:
     yield from range(SAMPLES)
 
 
+def with_one_huge() -> Iterator[dict[str, Any]]:
+    """Thirty images, of which one is larger than a block may be."""
+    yield from ({"x": np.zeros(3_000_000 if n == 17 else 1000 + n, np.uint8)} for n in range(30))
+
+
+with_a_huge_one = list(with_one_huge())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        DatasetConfig(name="tests.producer.test_too_many_bad:with_a_huge_one"),
+        GeneratorConfig(name="tests.producer.test_too_many_bad:with_one_huge"),
+    ],
+)
+def test_a_sample_that_no_block_may_hold_is_a_bad_one(
+    any_url: str, any_client: redis.Redis, source: SourceConfig
+) -> None:
+    """It ended the epoch, and nobody learned which of a million images it was."""
+    plan: dict[str, Any] = {"spec": {"x": ("uint8", (None,))}, "budget_bytes": 8_000_000, "shuffle": False}
+    summary = produce(any_url, source, **plan)
+    assert (summary.samples, summary.bad, len(read_epoch(any_url))) == (30, 1, 29)
+    ((_, why),) = any_client.hgetall(next(any_client.scan_iter("*:0:quarantine"))).items()
+    assert b"[17]: a block of 2.9 MiB does not fit a quarter of the budget" in why
+    assert b"raise budget_bytes (--budget) to 12000000" in why
+    with pytest.raises(EpochFailed, match=r"\[17\]: a block of 2.9 MiB does not fit a quarter"):
+        produce(any_url, source, **plan, on_error="fail", seed=1)
+
+
 def test_what_does_not_fit_a_declared_spec_is_a_bad_sample(any_url: str, any_client: redis.Redis) -> None:
     """A sample that does not match is counted, named by tensor and item, and left out."""
     summary = produce(any_url, dataset("grows"), spec={"x": ("int32", (4,))}, shuffle=False)

@@ -456,7 +456,7 @@ class TestRefusals:
     def test_a_sample_larger_than_a_quarter_of_the_budget_is_refused(self, any_url: str) -> None:
         """It might wait for budget for ever, so an error with numbers comes at once."""
         with writer_of(any_url, budget_bytes=1_000_000, partitions=2) as writer, writer.epoch() as epoch:
-            with pytest.raises(TooLarge, match=r"293 KiB.*quarter.*raise budget_bytes to 2400000, or"):
+            with pytest.raises(TooLarge, match=r"293 KiB.*quarter.*raise budget_bytes \(--budget\) to 2400000, or"):
                 epoch.write({"x": np.zeros(300_000, np.uint8)})
             epoch.abandon()
 

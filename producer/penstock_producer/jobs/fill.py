@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch
+from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMismatch, TooLarge
 from penstock_common.wire.spec import Spec, TensorSpec
 from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, CurrentSample
@@ -296,7 +296,17 @@ def put(
     except SpecMismatch as error:
         writer.quarantine(watch.saw_misfit(named(error, key, watch.widen(writer.spec, made, further(rest(offset))))))
         return
+    except TooLarge as error:
+        writer.quarantine(watch.saw_bad(_too_large(error, key, writer)))
+        return
     watch.saw_good()
+
+
+def _too_large(error: TooLarge, key: str, writer: ShardWriter) -> SampleError:
+    """Return what is wrong with a sample that no block may hold. Raises the error if another sample is the cause."""
+    if writer.has_failed:  # else the writer has taken this sample back
+        raise error
+    return SampleError(f"{key}: {error}")
 
 
 def fill_batches(
@@ -336,6 +346,8 @@ def _write_rows(
         for _ in range(count - skip):
             writer.quarantine(reason)
         return
+    except TooLarge as error:
+        raise TooLarge(f"{key}: {error}") from error
     watch.saw_good(count - skip)
 
 
@@ -384,6 +396,11 @@ class ItemFiller:
                 if not self._source.batched and self._writer is not None:
                     wider = self._watch.widen(self._writer.spec, made, self._further(walk, seed))
                 self._quarantine(self._watch.saw_misfit(named(error, key, wider, is_batch=self._source.batched)))
+            except TooLarge as error:
+                key = self._source.key(position)
+                if self._source.batched or self._writer is None:
+                    raise TooLarge(f"{key}: {error}") from error
+                self._quarantine(self._watch.saw_bad(_too_large(error, key, self._writer)))
         self.commit_all()
         if self._writer is None:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")

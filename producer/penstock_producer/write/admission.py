@@ -97,7 +97,8 @@ class AdmissionControl:
             raise TooLarge(
                 f"a block of {readable_bytes(block_bytes)} does not fit a quarter of the budget of "
                 f"{readable_bytes(self._stream.partition_budget)} a partition of {self._stream.name!r}: "
-                f"raise budget_bytes to {4 * block_bytes * len(self._stream.partitions)}, or write smaller samples"
+                f"raise budget_bytes (--budget) to {4 * block_bytes * len(self._stream.partitions)}, or write smaller "
+                "samples"
             )
         self._freed = 0
         refusal = self._take_refusal()
