@@ -50,7 +50,8 @@ def _section(name: str, parser: argparse.ArgumentParser, shown: dict[str, str]) 
         yield f"{parser.description[:1].upper()}{parser.description[1:]}."
     yield _block(parser.format_usage().removeprefix("usage: "))
     for group in parser._action_groups:
-        actions = [action for action in group._group_actions if not isinstance(action, UNTOLD)]
+        told = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        actions = [action for action in told if not isinstance(action, UNTOLD)]
         if not (text := "\n\n".join(_described(parser, action) for action in actions)):
             continue
         title = f"**{(group.title or '').capitalize()}**"

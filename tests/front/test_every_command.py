@@ -229,6 +229,8 @@ PRESSED = {
     "penstock produce im": {"images"},
     "penstock produce images photos --mode ": {"rgb", "gray", "gray16", "encoded"},
     "penstock show train --cl": {"--class"},
+    "penstock produce images --wat": {"--watch"},
+    "penstock produce tar --wat": set(),
     "penstock epochs p": {"pin"},
     "penstock completion ": set(SHELLS),
 }

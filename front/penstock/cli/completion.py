@@ -62,6 +62,8 @@ def completion_points() -> dict[str, CompletionPoint]:
 def _walk(parser: argparse.ArgumentParser, at: str, found: dict[str, CompletionPoint]) -> None:
     point = found[at] = CompletionPoint()
     for action in parser._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:
                 point.words[choice.dest] = _help(parser, choice)

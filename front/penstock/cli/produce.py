@@ -20,7 +20,9 @@ class _ProduceParser(Parser):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self.add_argument("--no-workers", action="store_true", help="only queue the jobs, and end")
-        self.add_argument("--watch", action="store_true", help="of a folder: epochs of its new files, for ever")
+        takes_watch = str(settings.get("prog", "")).endswith(" images")
+        watch = "epochs of the folder's new files, for ever" if takes_watch else argparse.SUPPRESS
+        self.add_argument("--watch", action="store_true", help=watch)  # others refuse it with the reason
         add_json(self)
 
 
