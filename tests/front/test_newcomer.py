@@ -60,8 +60,8 @@ ANSWERS = {
     "export train a.npy": (1, "a.npy cannot be exported to: it is a file, expected a folder: name a new one"),
     "produce webdataset photos/0.tar": (2, "'webdataset' is no kind of source; there are"),
     "produce imagefolder photos": (2, "type `penstock produce images photos`"),
-    "import export train --budget 0": (2, "'0' is 0 bytes, too little to hold a block: give 64mb or more, as in 2gb"),
-    "produce images photos --budget 1": (2, "'1' is 1 bytes, too little to hold a block: give 64mb or more, as in 2gb"),
+    "import export train --budget 0": (2, "'0' is 0 bytes, too little to hold a block: give 4kb or more, as in 2gb"),
+    "produce images photos --budget 1": (2, "'1' is 1 bytes, too little to hold a block: give 4kb or more, as in 2gb"),
     "produce dataset mydata:Sized": (
         1,
         "make the object in mydata, sized_made = Sized(...), and give mydata:sized_made",

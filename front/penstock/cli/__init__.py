@@ -443,6 +443,6 @@ def budget_size(text: str) -> int:
     size = byte_size(text)
     if size < 1 << 12:  # probably a number whose unit was forgotten
         raise argparse.ArgumentTypeError(
-            f"{text!r} is {size:,} bytes, too little to hold a block: give 64mb or more, as in 2gb"
+            f"{text!r} is {size:,} bytes, too little to hold a block: give 4kb or more, as in 2gb"
         )
     return size

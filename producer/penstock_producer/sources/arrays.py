@@ -131,7 +131,7 @@ def _mapped(path: str) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise SourceError(f"{path} is not a readable .npy: {_why(error)}") from error
+        raise SourceError(f"{path} is not a readable .npy: {why_unread(error)}") from error
     if isinstance(found, Mapping):
         raise SourceError(f"{path} holds several arrays: give it without a tensor's name")
     array: NDArray[Any] = found
@@ -150,7 +150,7 @@ def _unpacked(path: str) -> dict[str, NDArray[Any]]:
                 if member.filename.endswith(".npy")
             }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SourceError(f"{path} is not a readable .npz: {_why(error)}") from error
+        raise SourceError(f"{path} is not a readable .npz: {why_unread(error)}") from error
 
 
 def _stored(path: str, file: Any, member: zipfile.ZipInfo) -> NDArray[Any]:
@@ -171,7 +171,8 @@ def _compressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
     return array
 
 
-def _why(error: BaseException) -> str:
+def why_unread(error: BaseException) -> str:
+    """Return why numpy cannot read an array, without its advice to unpickle unknown bytes."""
     text = str(error)
     if "bject arrays" in text or "Python objects" in text:
         return (

@@ -23,6 +23,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_common.settings import Settings
 from penstock_common.wire.spec import Spec, SpecLike
 from penstock_producer.sources.allowed import require_inside
+from penstock_producer.sources.arrays import why_unread
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, folder_of, is_hidden, is_pattern, shown
@@ -306,7 +307,7 @@ def tensors_of(
     except SampleError:
         raise
     except (ValueError, EOFError, OverflowError, RecursionError, MemoryError) as error:
-        said = " ".join(str(error).split())
+        said = why_unread(error) if kind == "npy" else " ".join(str(error).split())
         raise SampleError(f"{key}: its .{field} cannot be read: {said:.160}; it begins with {data[:12]!r}") from None
     return {name: data}
 
