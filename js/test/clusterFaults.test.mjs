@@ -1,9 +1,15 @@
 // Masters that die, stand still or give slots away, and primaries that fail over, under a member and a writer in Node: all goes on, and nothing is lost.
 import assert from "node:assert/strict";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
+import { DeliveryCheck } from "../dist/group/deliveryCheck.js";
+import { Outboxes } from "../dist/group/outbox.js";
 import { BadOption, load, openWriter, ServerUnavailable } from "../dist/index.js";
 import { Server } from "../dist/server/server.js";
 import { RunWatch } from "../dist/stream/serverRuns.js";
+import { loadStream } from "../dist/stream/stream.js";
 import { all, names } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 import { sampleOf } from "./samples.mjs";
@@ -348,6 +354,107 @@ test("what was acknowledged is not delivered again by the server that a slot mov
   assert.deepEqual(names(found).sort(), all([0, 0, 0, 0, 120]).sort());
   await closeAll();
   await peer.ask("end_cluster");
+});
+
+/**
+ * A server with a stream of two partitions. `before` is called, and awaited, before each command that is sent by `name`.
+ * `restart` kills the server and starts it again, which a RunWatch takes for a replica that took over.
+ */
+async function restarting(name) {
+  const directory = mkdtempSync(join(tmpdir(), "penstock-js-"));
+  const [url, port] = await peer.ask("start_server", { directory });
+  await peer.ask("produce", { stream: "t", spec: "fixed", sizes: [20, 20], partitions: 2, block_bytes: 250, url });
+  const server = await Server.open({ url });
+  const stream = await loadStream(server, "t");
+  const hook = { before: async () => {} };
+  const hooked = new Proxy(server, {
+    get(target, property) {
+      const found = Reflect.get(target, property, target);
+      if (typeof found !== "function") return found;
+      if (property !== name) return found.bind(target);
+      return async (...args) => {
+        await hook.before();
+        return await found.apply(target, args);
+      };
+    },
+  });
+  const restart = async () => {
+    await peer.ask("kill_server");
+    await peer.ask("start_server", { directory, port });
+    while (!(await server.call("PING").catch(() => null))) await new Promise((resolve) => setTimeout(resolve, 20));
+  };
+  const end = async () => {
+    server.close();
+    await peer.ask("kill_server");
+    rmSync(directory, { recursive: true });
+  };
+  return { hooked, hook, stream, restart, end };
+}
+
+const refuse = async () => {
+  throw new ServerUnavailable("CLUSTERDOWN The cluster is down");
+};
+/** An id as old as the first entry's. */
+const OLDEST = "1-0";
+
+test("what a server delivers stays in doubt if it refused the first question after it took over", async () => {
+  const { hooked, hook, stream, restart, end } = await restarting("call");
+  const check = new DeliveryCheck(hooked, stream.partitions);
+  await check.look();
+  await restart();
+  hook.before = refuse;
+  await assert.rejects(check.look(), ServerUnavailable);
+  hook.before = async () => {};
+  let settled = 0;
+  for (let looks = 0; looks < 2; looks += 1) {
+    await check.look(async () => {
+      settled += 1;
+    });
+  }
+  assert.equal(settled, 1);
+  assert.ok(stream.partitions.every((partition) => check.doubts(partition, 0, OLDEST)));
+  await end();
+});
+
+for (const moment of ["its entries are doubted", "acknowledgements are settled"]) {
+  test(`a partition that is read apart while ${moment} is in doubt for both readers`, async () => {
+    const { hooked, hook, stream, restart, end } = await restarting("call");
+    const [, moved] = stream.partitions;
+    const check = new DeliveryCheck(hooked, stream.partitions);
+    await check.look();
+    await restart();
+    let other = null;
+    const split = async () => {
+      other ??= check.split([moved]);
+    };
+    if (moment === "its entries are doubted") hook.before = split;
+    await check.look(split);
+    let settled = 0;
+    await other.look(async () => {
+      settled += 1;
+    });
+    assert.equal(settled, 1); // else it would read before the ledger has again what was acknowledged
+    assert.ok(other.doubts(moved, 0, OLDEST));
+    assert.ok(check.doubts(moved, 0, OLDEST), "what was asked for before is judged by the former check");
+    await end();
+  });
+}
+
+test("acknowledgements are not taken for settled while their server cannot be asked who it is", async () => {
+  const { hooked, hook, stream, restart, end } = await restarting("callAt");
+  const runs = [];
+  const run = async (...call) => runs.push(call);
+  const boxes = new Outboxes(run, hooked, stream, [stream.partitions]);
+  await boxes.learn();
+  await boxes.send(stream.partitions[0], "acknowledge", [], []);
+  await restart();
+  hook.before = refuse;
+  await assert.rejects(boxes.attend(stream.partitions), ServerUnavailable);
+  hook.before = async () => {};
+  await boxes.attend(stream.partitions);
+  assert.equal(runs.length, 2);
+  boxes.close();
+  await end();
 });
 
 /** Write an epoch of shards of `sizes` samples of 1 kB, in blocks of `size`. Returns the roster of each partition. */

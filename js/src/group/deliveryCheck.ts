@@ -29,31 +29,39 @@ export class DeliveryCheck {
     );
   }
 
-  /** Leave some of the partitions to another check, which knows what this one knows. */
+  /**
+   * Return a check of some of the partitions, which knows what this one knows. This one looks at them until `keep`, because
+   * what was asked for before is judged by it.
+   */
   split(partitions: readonly PartitionKeys[]): DeliveryCheck {
     const other = new DeliveryCheck(this.#server, partitions);
     for (const [entry, newest] of this.#newest) other.#newest.set(entry, newest);
     other.#watch = this.#watch.of(partitions.map(({ roster }) => roster));
-    this.#partitions = this.#partitions.filter((one) => !partitions.includes(one));
-    this.#watch = this.#watch.of(this.#partitions.map(({ roster }) => roster));
     return other;
+  }
+
+  /** Look at these partitions only from now on. Another check looks at the others. */
+  keep(partitions: readonly PartitionKeys[]): void {
+    this.#partitions = partitions;
+    this.#watch = this.#watch.of(partitions.map(({ roster }) => roster));
   }
 
   /**
    * Call `settle`, and doubt the entries of now, if the server is another one than at the last call. The first call only
-   * learns which server it is.
+   * learns which server it is. A call after a failure does it all again.
    *
    * @throws ServerUnavailable.
    */
   async look(settle: () => Promise<void> = async () => {}): Promise<void> {
-    if (!(await this.#watch.isAnother())) return;
-    for (const partition of this.#partitions) {
-      for (const epoch of (await loadRoster(this.#server, partition)).epochs) {
-        const newest = await newestEntry(this.#server, { partition, epoch });
-        if (newest !== null) this.#newest.set(`${partition.number}:${epoch}`, newest);
+    await this.#watch.isAnother(async () => {
+      for (const partition of this.#partitions) {
+        for (const epoch of (await loadRoster(this.#server, partition)).epochs) {
+          const newest = await newestEntry(this.#server, { partition, epoch });
+          if (newest !== null) this.#newest.set(`${partition.number}:${epoch}`, newest);
+        }
       }
-    }
-    await settle();
+      await settle();
+    });
   }
 
   /** Return whether a new entry may have been delivered and acknowledged before. */

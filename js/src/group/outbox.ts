@@ -103,16 +103,17 @@ class Outbox {
   #lookLater(): void {
     if (this.#timer !== null || this.#isClosed || this.#kept.length === 0) return;
     this.#timer = setTimeout(async () => {
-      await this.look(ASK_MS);
+      await this.look(ASK_MS).catch(() => {}); // one that is away is asked later
       this.#timer = null;
       this.#lookLater();
     }, LOOK_EVERY_MS).unref();
   }
 
-  /** Send again what an older server may have lost, and forget what replicas have. One that is away is asked later. */
+  /** Send again what an older server may have lost, and forget what replicas have. Raises ServerUnavailable. */
   look(limitMs: number): Promise<void> {
-    this.#looks = this.#looks.then(() => this.#look(limitMs)).catch(() => {});
-    return this.#looks;
+    const looked = this.#looks.then(() => this.#look(limitMs));
+    this.#looks = looked.catch(() => {});
+    return looked;
   }
 
   async #look(limitMs: number): Promise<void> {
@@ -120,9 +121,10 @@ class Outbox {
     if (newest === undefined) return;
     const isConfirmed = await this.#probe.isConfirmed(limitMs).catch(() => false); // also without the right to ask
     // asked last: another server may have answered
-    if (await this.#watch.isAnother()) {
+    const isAnother = await this.#watch.isAnother(async () => {
       for (const { partition, call } of this.#kept.splice(0)) void this.send(partition, call).catch(() => {});
-    } else if (isConfirmed) this.#kept.splice(0, this.#kept.indexOf(newest) + 1);
+    });
+    if (isConfirmed && !isAnother) this.#kept.splice(0, this.#kept.indexOf(newest) + 1);
   }
 
   /** Send nothing of what was answered again. */
@@ -236,7 +238,7 @@ export class Outboxes {
     await Promise.all([...this.#watches.values()].map((watch) => watch.isAnother()));
   }
 
-  /** Return once the servers of these partitions have again what older ones may have lost. */
+  /** Return once the servers of these partitions have again what older ones may have lost. Raises ServerUnavailable. */
   async attend(partitions: Iterable<PartitionKeys>): Promise<void> {
     for (const box of new Set([...partitions].map((one) => this.#of(one)))) {
       await box.look(ASK_MS);
@@ -247,7 +249,8 @@ export class Outboxes {
   /** Flush, and wait for a limited time until a replica of each server has everything. Raises what failed. */
   async confirm(): Promise<void> {
     await this.flush();
-    await Promise.all(this.#boxes.map((box) => within(box.look(CONFIRM_MS), 2 * CONFIRM_MS)));
+    const looked = this.#boxes.map((box) => box.look(CONFIRM_MS).catch(() => {}));
+    await Promise.all(looked.map((one) => within(one, 2 * CONFIRM_MS)));
     await this.flush();
   }
 

@@ -181,6 +181,7 @@ class SharedReader {
     this.#deadLetters = new DeadLetters(member, notify, known);
     this.#committed = new CommitCheck(member.server, member.stream, renewer.members);
     this.#partitions = renewer.partitions;
+    this.#deliveries.keep(this.#partitions);
     this.#planner = this.#planned();
     this.#outage = new Outage(notify, "reading");
     // the server of the first partition has the manifest
@@ -289,8 +290,7 @@ class SharedReader {
     for (;;) {
       const hasMoved = this.#partitions !== renewer.partitions;
       if (hasMoved && this.#asked.length === 0) {
-        this.#partitions = renewer.partitions;
-        this.#planner = this.#planned();
+        this.#leaveMoved();
       } else if (hasMoved) {
         // what is asked for comes first: another reader reads the others
       } else if (renewer.hasClaims(this.epoch)) {
@@ -302,6 +302,13 @@ class SharedReader {
       }
       if (this.#asked.length > 0 && (await this.#endsWith(await this.#takeAnswer()))) return;
     }
+  }
+
+  /** Leave partitions that moved to another server to another reader. Nothing may be under way. */
+  #leaveMoved(): void {
+    this.#partitions = this.#renewer.partitions;
+    this.#deliveries.keep(this.#partitions);
+    this.#planner = this.#planned();
   }
 
   /** Return whether an answer with this number of entries is the last one. */
@@ -587,7 +594,7 @@ class SharedReader {
     await this.#requireLive();
     if (this.#manifest.state === "abandoned") return !renewer.hasClaims(this.epoch); // its acknowledgements are refused
     // what was delivered under this name and never arrived, or was acknowledged and lost by the server
-    await member.attend(this.#partitions);
+    await member.patiently(() => member.attend(this.#partitions));
     await member.patiently(() => renewer.recover(() => member.isAllAcknowledged));
     let beganMs: number | null = null;
     for (;;) {
@@ -660,6 +667,7 @@ class SharedReader {
   async #reconnect(error: ServerUnavailable): Promise<void> {
     const renewer = this.#renewer;
     await Promise.allSettled(this.#asked.splice(0).map(({ answer }) => answer));
+    if (this.#partitions !== renewer.partitions) this.#leaveMoved(); // their server may be the one that is away
     for (let failure = error; ; ) {
       if (this.#queue.isStopped) throw new QueueStopped();
       renewer.raiseError();

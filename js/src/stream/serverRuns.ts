@@ -63,26 +63,31 @@ export class RunWatch {
   }
 
   /**
-   * Return whether a server may lack writes that it had at the last call. The first call only learns the runs. It costs
-   * nothing while no connection was made and no key moved. Where the run is hidden, each new connection and each move
-   * counts.
+   * Return whether a server may lack writes that it had at the last call. Then `act` is called first, and if it fails, the
+   * next call calls it again. The first call only learns the runs. It costs nothing while no connection was made and no
+   * key moved. Where the run is hidden, each new connection and each move counts.
    *
    * @throws ServerUnavailable.
    */
-  async isAnother(): Promise<boolean> {
+  async isAnother(act: () => Promise<void> = async () => {}): Promise<boolean> {
     const [{ made, holders }, places] = [this.#server, this.#keys.map((key) => this.#server.placeOf(key))];
-    const [at, before] = [this.#at, this.#seen];
-    this.#at = now();
+    const [at, before, looked] = [this.#at, this.#seen, now()];
     const isSame = before.length > 0 && places.every((place, number) => place === before[number]?.place);
-    if (isSame && made !== null && made === this.#made) return false;
+    if (isSame && made !== null && made === this.#made) {
+      this.#at = looked;
+      return false;
+    }
     const runs = new Map<string, string | null>();
     for (const [number, place] of places.entries()) {
       if (!runs.has(place)) runs.set(place, await readRun(this.#server, this.#keys[number] as string));
     }
     const found = places.map((place): Sighting => ({ place, run: runs.get(place) ?? null, holders }));
     const mayLack = await Promise.all(before.map((one, number) => this.#mayLack(one, found[number] as Sighting, at)));
-    [this.#made, this.#seen] = [made, found];
-    return mayLack.includes(true);
+    const isAnother = mayLack.includes(true);
+    if (isAnother) await act();
+    // not before: a failure, or a copy that `of` makes meanwhile, must not take the new server for known
+    [this.#made, this.#seen, this.#at] = [made, found, looked];
+    return isAnother;
   }
 
   async #mayLack(before: Sighting, found: Sighting, at: number): Promise<boolean> {
