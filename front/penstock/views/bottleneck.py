@@ -321,8 +321,8 @@ def _slow_producers(now: StreamSituation, part: str) -> Bottleneck:
     if not now.workers:
         return Bottleneck(
             "no workers",
-            f"{part} for producers, and no worker says that it is at work: start some, unless a Writer of your own "
-            "makes the samples",
+            f"{part} for producers, and no worker says that it is at work: start some, and run a `penstock produce` "
+            "that was stopped again, unless a Writer of your own makes the samples",
             f"penstock worker --auto {ALLOWED}",
         )
     if now.idle > IDLE:

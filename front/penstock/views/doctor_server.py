@@ -72,25 +72,26 @@ def memory(facts: ServerFacts) -> Finding:
             f"{readable_bytes(host)} are gone", _set("maxmemory", _mb(max(host // 2, 2 * budgets) or 2 << 30)),
         )  # fmt: skip
     others = max(0, used - facts.held_bytes)
+    enough = _mb((budgets + others) * 1.25 + (32 << 20))
     if used > usable_bytes(limit):
         return Finding(
             "memory", "error",
             f"{readable_bytes(used)} of {readable_bytes(limit)} are used, {readable_bytes(others)} by what is not "
             "payload of streams: writers wait, rq fails",
-            f"redis-cli --bigkeys; or {_set('maxmemory', _mb(2 * limit))}",
+            f"redis-cli --bigkeys; or {_set('maxmemory', enough)}",
         )  # fmt: skip
     if budgets > usable_bytes(limit):
         return Finding(
             "memory", "error",
             f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves space "
-            f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", _mb(budgets * 1.25 + (32 << 20))),
+            f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", enough),
         )  # fmt: skip
     if budgets + others > usable_bytes(limit):
         return Finding(
             "memory", "warning",
             f"{readable_bytes(others)} are taken by what is not payload of streams, so budgets of "
             f"{readable_bytes(budgets)} do not fit under {readable_bytes(limit)}: writers will wait for memory",
-            f"redis-cli --bigkeys; or {_set('maxmemory', _mb((budgets + others) * 1.25 + (32 << 20)))}",
+            f"redis-cli --bigkeys; or {_set('maxmemory', enough)}",
         )  # fmt: skip
     if host and limit > 0.9 * host:
         return Finding(

@@ -168,6 +168,12 @@ def test_streams_that_are_not_examined_are_no_foreign_keys(
     assert told, found["server/memory"]
     used, others = map(float, told.groups())
     assert used > others + 30
+    advised = re.search(r"CONFIG SET maxmemory (\d+)mb", found["server/memory"]["fix"])
+    assert advised
+    with redis.Redis.from_url(url) as raw:
+        raw.config_set("maxmemory", int(advised[1]) << 20)
+    _, found = examined(capsys, "photos.val", "--url", url, "--no-probe")
+    assert found["server/memory"]["severity"] == "ok", "what it advised is enough"
 
 
 @pytest.mark.parametrize(

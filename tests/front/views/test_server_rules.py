@@ -89,7 +89,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             info(used_memory=2 * GB),
             "error",
             "not payload of streams: writers wait",
-            "CONFIG SET maxmemory 4096mb",
+            "CONFIG SET maxmemory 3872mb",
         ),
         (server.memory, replace(WELL, budgets={"a": GB, "b": GB}), "error", "budgets come to 2048 MiB", "maxmemory"),
         (
