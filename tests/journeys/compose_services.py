@@ -93,6 +93,8 @@ class Stack:
     """The executable of redis-server."""
     services: dict[str, Service] = field(default_factory=load_services)
     started: dict[str, list[Running]] = field(default_factory=dict)
+    found: str = ""
+    """What the last healthcheck found."""
 
     def __post_init__(self) -> None:
         servers = [name for name, service in self.services.items() if service["command"][0] == "redis-server"]
@@ -167,21 +169,26 @@ class Stack:
                 return  # it ended before the check
             is_late = time.monotonic() > deadline
             assert is_up, f"{name} ended: {self.output(name)}"
-            assert not is_late, f"{name} is not healthy after {patience_s:.0f} s: {self.output(name)}"
+            assert not is_late, f"{name} is not healthy after {patience_s:.0f} s: {self.found}\n{self.output(name)}"
             time.sleep(ASKED_EVERY_S[kind])
 
     def _ask_server(self, name: str, test: list[str]) -> int:
         command = test[0].replace(SECRETS, str(self._given_secrets(name, self.home / f"{name}-0")))
         beside = self.executable.with_name("redis-cli")
         command = command.replace("redis-cli", f"{beside if beside.exists() else 'redis-cli'} -p {self.ports[name]}")
-        return subprocess.run(command, shell=True, capture_output=True, check=False).returncode
+        return self._check(command, shell=True)
+
+    def _check(self, command: str | list[str], **options: Any) -> int:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        self.found = f"the check gave {done.returncode}, {done.stdout!r}, {done.stderr!r}"
+        return done.returncode
 
     def _ask_inside(self, name: str, test: list[str]) -> int:
         program, *arguments = test
         workdir = self.home / f"{name}-0"
         command = [str(Path(sys.executable).with_name(program)), *arguments]
         environment = self._environment(self.services[name], workdir)
-        return subprocess.run(command, cwd=workdir, env=environment, capture_output=True, check=False).returncode
+        return self._check(command, cwd=workdir, env=environment)
 
     def _start(self, name: str, number: int) -> Running:
         service = self.services[name]

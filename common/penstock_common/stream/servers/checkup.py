@@ -119,14 +119,16 @@ def read_inline(client: Client) -> tuple[dict[str, int], int]:
 
     A stream that is damaged is left out.
     """
-    streams = look_at_each(list_streams(client), lambda name: find_stream(client, name))[0]
-    inline = [stream for stream in streams if stream.payload == INLINE]
-    with client.pipeline(transaction=False) as pipe:
-        for stream in inline:
-            for partition in stream.partitions:
-                pipe.hget(partition.roster, "bytes")
-        held = sum(int(nbytes or 0) for nbytes in pipe.execute())
-    return {stream.name: stream.budget_bytes for stream in inline}, held
+
+    def look(name: str) -> tuple[str, int, int] | None:
+        stream = find_stream(client, name)
+        if stream is None or stream.payload != INLINE:
+            return None
+        held = sum(int(client.hget(one.roster, "bytes") or 0) for one in stream.partitions)
+        return name, stream.budget_bytes, held
+
+    found, _ = look_at_each(list_streams(client), look)
+    return {name: budget for name, budget, _ in found}, sum(held for _, _, held in found)
 
 
 def has_waitaof(client: Client) -> bool:
