@@ -136,7 +136,7 @@ class StageMethods:
 
 Notice = Literal["no batch", "finished"]
 
-ACKNOWLEDGED_S = 0.05
+LATE_ANSWER_S = 0.05
 """Sending an acknowledgement takes far less. A call that takes longer waits for answers of the server."""
 STARTUP_S = 60.0
 """A misspelt stream is reported after this time. A trainer may start before its producer."""
@@ -425,8 +425,9 @@ class Loader(StageMethods, Passing):
                 self._acknowledger.deliver(batch)
                 yield batch
                 self._require_own()
-                with self._counter.waiting_for("server", ACKNOWLEDGED_S):
-                    self._acknowledger.asked_for_next()
+                began = self._counter.now()
+                self._acknowledger.asked_for_next()
+                self._counter.waited_since(began, "server", LATE_ANSWER_S)
                 if member.run is None:  # a state was loaded during the step
                     return
             with self._counter.waiting_for("server"):
@@ -618,9 +619,9 @@ class Loader(StageMethods, Passing):
                     with self._counter.waiting_for("server"):
                         member.await_leases(queued, wait)
             else:
-                with self._counter.waiting_for("server", ACKNOWLEDGED_S):
-                    # one that was lost with its connection would keep its entry from everyone
-                    self._acknowledger.attend()
+                began = self._counter.now()
+                self._acknowledger.attend()  # one that was lost with its connection would keep its entry from everyone
+                self._counter.waited_since(began, "server", LATE_ANSWER_S)
             batch = None if queued is None else self._acknowledger.unless_dropped(queued.without_lost())
             if batch is not None:
                 return batch
