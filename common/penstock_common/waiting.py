@@ -65,11 +65,11 @@ def to_stderr(text: str) -> None:
 
 @contextmanager
 def told_if_long(notify: Notify, reason: str) -> Iterator[None]:
-    """Give the reason of a wait if the block takes long. Code of the user's runs in it, so no loop can call `Wait`.
+    """Give the reason of a wait if the block takes long. The block runs code of the user, so no loop can call `Wait`.
 
     The thread that does it has ended when the block ends: the caller may fork.
     """
-    timer = threading.Timer(FIRST_WORD_S, notify, [f"waiting: {reason}"])
+    timer = threading.Timer(FIRST_WORD_S, notify, [f"{WAITING}{reason}"])
     timer.daemon = True
     timer.start()
     try:

@@ -94,7 +94,7 @@ class Stack:
     services: dict[str, Service] = field(default_factory=load_services)
     started: dict[str, list[Running]] = field(default_factory=dict)
     found: str = ""
-    """What the last healthcheck found."""
+    """The result of the last healthcheck."""
 
     def __post_init__(self) -> None:
         servers = [name for name, service in self.services.items() if service["command"][0] == "redis-server"]

@@ -235,7 +235,7 @@ class Dispatcher:
     def _tell_of_refusal(self, worker: str, task: ShardTask, error: str) -> None:
         """Repeat why a worker of another `penstock worker` could not do a job, once for each worker.
 
-        It has not the key of this production's own workers, so it is believed no more than that.
+        It lacks the key of this production's own workers, so its report decides nothing.
         """
         if worker not in self._strangers:
             self._strangers.add(worker)

@@ -254,7 +254,7 @@ class TaskRunner:
         return ShardLost(error, 0) if is_there or is_lost else None
 
     def _tell(self, text: str) -> None:
-        if not text.startswith(WAITING):  # else each of many workers would repeat it all night
+        if not text.startswith(WAITING):  # `produce` shows it once, and each of many workers would repeat it
             self._tell_also(text)
         self._report.waits(text)  # afterwards: its server may be the one that is away
 

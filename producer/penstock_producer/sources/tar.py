@@ -153,7 +153,7 @@ class TarSource:
 Form = tuple[str, tuple[int | None, ...]]
 """Dtype and shape of a tensor."""
 EMPTY_LIST: Form = ("float64", (0,))
-"""What ``[]`` in JSON becomes. The writer takes it for no rows, whatever the dtype and the shape of a row."""
+"""The form of ``[]`` in JSON. The writer takes it for no rows, whatever the dtype and the shape of a row."""
 
 
 def _common(one: dict[str, Form], other: dict[str, Form]) -> dict[str, Form] | None:

@@ -41,7 +41,7 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 def test_a_group_that_read_nothing_has_read_no_part_of_an_epoch_with_bad_samples(
     any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody is given a bad sample, so it says nothing about who has read."""
+    """A bad sample is given to no group, so it shows no progress of one."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     spec = {"x": ("uint8", (10,))}
     with penstock.Writer("train", url=any_url, spec=spec) as writer, writer.epoch(sizes=[20]) as epoch:

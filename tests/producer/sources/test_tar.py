@@ -286,7 +286,7 @@ def test_a_damaged_tar_loses_nothing_in_silence(shards: Path) -> None:
 
 
 def ends_at(byte: int) -> str:
-    """What is said of a tar that ends without the zeros at its end."""
+    """Return the reason for a tar that ends without the zeros at its end."""
     return (
         f"cut off: train-0.tar ends at byte {byte} without the zeros that end an archive, so samples may be missing; "
         "if it is whole, `truncate -s +1024` adds them"
