@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import IO
 
-ROOT = Path(__file__).parents[2]
-_RUN = (
-    "import faulthandler, importlib, sys; faulthandler.enable(); "
-    "getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*sys.argv[3:])"
-)
+from tests.contracts.fork_server import Forked, forked
 
 
 @contextmanager
@@ -39,17 +33,18 @@ class Child:
     """A process that runs ``function(*arguments)``. Its output is read line by line."""
 
     def __init__(self, function: Callable[..., None], *arguments: object) -> None:
-        command = [sys.executable, "-c", _RUN, function.__module__, function.__name__, *map(str, arguments)]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by `close`
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=ROOT, env=environment
-        )
+        call = [function.__module__, function.__name__, *map(str, arguments)]
+        self.process = self._started(call, self._errors)
+        assert self.process.stdout is not None
+        self._stdout = self.process.stdout
+
+    def _started(self, call: list[str], errors: IO[str]) -> Forked | subprocess.Popen[str]:
+        return forked(call, errors)
 
     def line(self) -> str:
         """Return the next line, without its end, or '' at the end of the output."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+        return self._stdout.readline().rstrip("\n")
 
     def rest(self, timeout_s: float = 30) -> list[str]:
         """Wait for the end, and return all unread lines. The process must succeed."""
@@ -61,11 +56,10 @@ class Child:
         """Wait for the end, good or bad, for at most ``timeout_s``, and return all unread lines. A process that hangs
         writes the stacks of its threads to stderr as it ends.
         """
-        assert self.process.stdout is not None
         guard = threading.Timer(timeout_s, self._abort)
         guard.start()
         try:
-            lines = self.process.stdout.read().splitlines()
+            lines = self._stdout.read().splitlines()
             self.process.wait()
         finally:
             guard.cancel()
@@ -92,8 +86,7 @@ class Child:
         """End the process if it runs, and remove its files."""
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._stdout.close()
         self._errors.close()
 
     def interrupt(self) -> None:

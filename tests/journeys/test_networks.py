@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -22,7 +23,8 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.clusters import until
-from tests.contracts.processes import ROOT, Child
+from tests.contracts.fork_server import ROOT
+from tests.contracts.processes import Child
 from tests.journeys.trouble import SAMPLE_BYTES, SPEC, Lines, all_samples, require_clean, train, trained, write
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -33,6 +35,16 @@ PROMISED_S, LATE_S = 5.0, 1.5
 """The time in which a wait is explained, and how late a test on a busy machine may see it."""
 LEASE_S = "30"
 """Longer than any fault here, so that no member loses what it holds."""
+
+
+class Started(Child):
+    """A process of a new Python, because a fork server has the network of the host that started it."""
+
+    def _started(self, call: list[str], errors: IO[str]) -> subprocess.Popen[str]:
+        run = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*sys.argv[3:])"
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", run, *call], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT
+        )
 
 
 class World:
@@ -58,7 +70,7 @@ class World:
 
     def _on(self, host: str, function: Callable[..., None], *arguments: object) -> Lines:
         with self.network.inside(host):
-            child = Child(function, *arguments)
+            child = Started(function, *arguments)
         self._stack.callback(child.close)
         return Lines(child)
 

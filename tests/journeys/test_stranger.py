@@ -24,7 +24,7 @@ from penstock.__main__ import main
 from penstock_common.local_servers import LocalServer, read_private
 from penstock_common.settings import Settings
 from penstock_producer.jobs.worker import WorkerOptions
-from tests.contracts.processes import ROOT
+from tests.contracts.fork_server import ROOT
 from tests.journeys import stranger
 from tests.journeys.test_demo import family
 

@@ -31,7 +31,7 @@ from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, fewest_unread
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from tests.contracts.processes import ROOT
+from tests.contracts.fork_server import ROOT
 from tests.producer.reading import read_epoch
 
 PATIENCE_S = 120.0

@@ -22,7 +22,8 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.stream.groups import presence
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from tests.contracts.processes import ROOT, child
+from tests.contracts.fork_server import ROOT
+from tests.contracts.processes import child
 from tests.tuned import tuned
 
 PATIENCE_S = 90.0
