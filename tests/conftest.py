@@ -86,12 +86,12 @@ def redis_cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def no_user_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget the modules of users that a file's tests imported, because the next file's may have the same names."""
-    path = list(sys.path)
+    path, before = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path
     root = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(root):
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(root):
             del sys.modules[name]
 
 
