@@ -80,6 +80,33 @@ def test_a_running_production_takes_up_an_epoch_that_it_had_finished(
     assert {epoch.epoch: epoch.state for epoch in report.epochs} == {0: "produced", 1: "produced"}
 
 
+def test_a_running_production_takes_up_an_epoch_whose_end_its_server_forgot(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that lagged takes over with manifest and shards of the same moment, so that nothing disagrees."""
+    monkeypatch.setattr(jobs_production, "CARE_S", 0.2)
+    before: list[SlotState] = []
+    said: list[str] = []
+    is_torn = False
+    with Production(plan_of(epochs=2), options_of(any_url), workers=1, notify=said.append) as production:
+        for look in production.run():
+            states = {seen.epoch: seen.state for seen in look.epochs}
+            if not before and half_made(any_client, look) is not None:
+                stream = open_stream(any_client, "train")
+                before = [stream_slot(any_client, stream), *(partition_slot(any_client, stream, n) for n in (0, 1))]
+            if not is_torn and before and states.get(0) == "produced" and states.get(1) == "sized":
+                for state in before:
+                    state.restore(any_client)
+                any_client.client_kill_filter(_type="normal", skipme=True)
+                production._window.open()  # as after a failover
+                is_torn = True
+    assert is_torn
+    assert any("the server lost the end of epoch 0 of 'train': making it again" in line for line in said), said
+    report = audit_stream(any_client, "train")
+    assert report.is_clean, report.findings
+    assert {epoch.epoch: epoch.state for epoch in report.epochs} == {0: "produced", 1: "produced"}
+
+
 def test_a_run_does_not_end_without_what_a_server_lost_as_its_last_shard_was_completed(
     any_url: str, any_client: Any
 ) -> None:

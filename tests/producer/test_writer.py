@@ -19,6 +19,8 @@ from penstock_common.errors import (
     StreamConflict,
     TooLarge,
 )
+from penstock_common.stream import manifest
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import load_manifest
@@ -44,6 +46,7 @@ from tests.contracts.feed import (
     stored,
     writer_of,
 )
+from tests.torn_slots import partition_slot, stream_slot
 
 
 def test_samples_come_back_in_the_order_they_were_written(url: str) -> None:
@@ -238,6 +241,25 @@ def test_an_epoch_nobody_opened_may_still_be_opened_by_number(any_url: str) -> N
         with writer.epoch(1, sizes=[1]).shard(0) as shard:
             shard.write(sample(1))
     assert replayed(any_url, epoch=1) == [1]
+
+
+def test_an_epoch_that_its_server_forgets_while_it_is_opened_is_opened_again(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover between two steps ended the writer with `EpochNotFound`."""
+    with Writer("train", url=any_url, spec=SPEC) as writer:
+        before = [stream_slot(any_client, writer.stream), partition_slot(any_client, writer.stream, 0)]
+
+        def fail_over(*_: Any) -> None:
+            monkeypatch.undo()
+            for state in before:
+                state.restore(any_client)
+
+        monkeypatch.setattr(manifest, "announce", fail_over)
+        with writer.epoch() as epoch:
+            epoch.write(sample(0))
+        assert epoch.number == 0
+    assert audit_stream(any_client, "train").is_clean
 
 
 def test_a_writer_that_is_closed_before_its_epoch_commits_what_that_was_given(any_url: str, any_client: Client) -> None:

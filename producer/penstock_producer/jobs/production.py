@@ -407,7 +407,11 @@ class Production:
             return
         for run in self._finished():
             epoch = run.manifest.epoch
-            if self._find(epoch) is None and not is_released(self._client, self._writer.stream, epoch):
+            manifest = self._find(epoch)
+            if manifest is not None and manifest.sizes is not None and not manifest.is_ended:
+                self._notify(f"the server lost the end of epoch {epoch} of {self._plan.stream!r}: making it again")
+                self._take_up(manifest)
+            elif manifest is None and not is_released(self._client, self._writer.stream, epoch):
                 self._take_up(self._open_again(epoch))
         opened = {run.manifest.id for run in self._runs.values()}
         reopened = reopen_lost(self._client, self._writer.stream, opened)

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
-from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
+from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.hints import (
     an,
     answering,
@@ -251,9 +251,11 @@ class Writer:
 
         def open_there() -> Manifest:
             nonlocal opened  # opened again after a failover, it has the same number and the same id
-            opened = open_epoch(
-                self._client, self.stream, number if opened is None else opened.epoch, again=opened, **plan
-            )
+            wanted = number if opened is None else opened.epoch
+            try:
+                opened = open_epoch(self._client, self.stream, wanted, again=opened, **plan)
+            except EpochNotFound:  # a server that comes back older forgets it between two steps
+                opened = open_epoch(self._client, self.stream, wanted, again=opened, **plan)
             return opened
 
         confirmer = self._confirmer()
