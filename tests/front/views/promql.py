@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import promql_parser as promql
@@ -68,15 +69,22 @@ def _selected(node: Any, series: Series) -> dict[Labels, list[float | None]]:
 def _called(name: str, node: Any, series: Series, minute: int) -> Vector:
     if name == "absent":
         return {} if _vector(node, series, minute) else {frozenset(): 1.0}
-    span = int(node.range.total_seconds() / STEP_S)
+    span = _steps(node.range)
+    till = minute - _steps(node.vector_selector.offset)
     found: Vector = {}
     for labels, values in _selected(node.vector_selector, series).items():
-        seen = [value for value in values[max(0, minute - span) : minute + 1] if value is not None]
-        if len(seen) > 1:
-            assert name == "delta" or seen == sorted(seen)  # no counter of a test restarts
-            found[labels] = (seen[-1] - seen[0]) / (1.0 if name == "delta" else span * STEP_S)
-    assert name in ("delta", "rate")
+        seen = [value for value in values[max(0, till - span) : max(0, till + 1)] if value is not None]
+        if name == "last_over_time":
+            found |= {labels: seen[-1]} if seen else {}
+        elif len(seen) > 1:
+            assert name == "rate"
+            assert seen == sorted(seen)  # no counter of a test restarts
+            found[labels] = (seen[-1] - seen[0]) / (span * STEP_S)
     return found
+
+
+def _steps(time: timedelta | None) -> int:
+    return 0 if time is None else int(time.total_seconds() / STEP_S)
 
 
 def _aggregated(node: Any, series: Series, minute: int) -> Vector:
@@ -90,7 +98,8 @@ def _aggregated(node: Any, series: Series, minute: int) -> Vector:
 def _binary(node: Any, series: Series, minute: int) -> Vector:
     sign, on = str(node.op), _on(node.modifier)
     if sign == "*":
-        return {labels: node.lhs.val * value for labels, value in _vector(node.rhs, series, minute).items()}
+        number, other = (node.lhs, node.rhs) if isinstance(node.lhs, promql.NumberLiteral) else (node.rhs, node.lhs)
+        return {labels: number.val * value for labels, value in _vector(other, series, minute).items()}
     left = _vector(node.lhs, series, minute)
     if isinstance(node.rhs, promql.NumberLiteral):
         return {labels: value for labels, value in left.items() if COMPARED[sign](value, node.rhs.val)}
