@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,24 @@ import pytest
 import redis
 
 import penstock
+from penstock.__main__ import main
 from penstock_common.stream.client import connect
-from penstock_common.stream.groups.roster import GroupRecord, Roster
+from penstock_common.stream.groups.roster import GroupRecord, Roster, load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.reported_rates import load_reported_rates
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
-from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.fleet import Fleet, WaitNotices
 from penstock_producer.jobs.forking import fork
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, fewest_unread
+from penstock_producer.jobs.watchdog import CurrentWait
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
 from tests.contracts.fork_server import ROOT
+from tests.contracts.processes import child
+from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch
 
 PATIENCE_S = 120.0
@@ -251,3 +257,67 @@ def test_a_fleet_follows_what_its_trainer_needs(any_url: str) -> None:
     with connect(any_url) as client:  # all signed off
         awaited(lambda: not load_reported_rates(client, load_stream(client, "train")).workers)
         assert not load_reported_rates(client, load_stream(client, "train")).fleets
+
+
+# --- what its writers wait for ----------------------------------------------------------------------------------------
+
+
+def works(*words: str) -> None:
+    """`penstock worker` in a process of its own."""
+    sys.exit(main(["worker", *words]))
+
+
+def test_workers_tell_once_what_fills_the_budget_and_that_they_go_on(any_url: str) -> None:
+    """Their log held nothing but the start, so an operator took a full budget for a broken worker."""
+    asked = ProductionPlan(
+        stream="train", source=DatasetConfig(name="tests.producer.made:numbers"), budget_bytes=600, block_bytes=40,
+        shard_samples=15, shuffle=False,
+    )  # fmt: skip
+    with Production(asked, options_of(any_url), workers=0) as production:
+        production.enqueue_all()
+        production.leave()
+    words = ("--processes", "2", "--allow", "tests.producer", "--url", any_url)
+    with child(works, *words) as worker, connect(any_url) as client:
+        partition = load_stream(client, "train").partitions[0]
+        awaited(lambda: len(load_roster(client, partition).waiting) == 2)
+        awaited(lambda: "waiting: " in worker.errors(), 5.0)
+        with penstock.Loader("train", group="g", batch_size=10, url=any_url) as loader:
+            assert sum(batch.size for batch in loader) == SAMPLES
+        awaited(lambda: "no longer" in worker.errors())
+        told, over = [line for line in worker.errors().splitlines() if "wait" in line]
+    assert re.fullmatch(r"waiting: the budget of 'train' is full \(.*\) and no group reads it: .*", told)
+    assert re.fullmatch(r"writers of 'train' no longer wait, after \d+ s", over)
+
+
+def test_waits_are_told_once_a_stream_and_reason_until_they_are_over() -> None:
+    """In a budget that stays nearly full each worker waits again and again, for a moment or for long."""
+    now, told = [100.0], list[str]()
+    notices = WaitNotices(told.append, lambda: now[0])
+    notes = [CurrentWait() for _ in range(3)]
+    for note, stream in zip(notes, ("train", "train", "val"), strict=True):
+        note.explain(stream, f"the budget of '{stream}' is full (1.0 of 1.0 MiB)")
+
+    def look(at_s: float, *waits: tuple[int, float]) -> list[str]:
+        """Return what is told at this time of the waits of these workers, which began then."""
+        now[0], before = at_s, len(told)
+        found = {number: notes[number].look() for number, _ in waits}
+        notices.look([replace(wait, since_s=since_s) for n, since_s in waits if (wait := found[n]) is not None])
+        return told[before:]
+
+    full = "the budget of 'train' is full (1.0 of 1.0 MiB)"
+    assert look(102, (0, 100.0), (1, 101.5)) == []
+    assert look(103, (0, 100.0), (1, 101.5)) == [full]
+    notes[1].explain("train", "the budget of 'train' is full (0.9 of 1.0 MiB)")
+    assert look(105, (1, 101.5)) == []
+    assert look(107, (0, 106.0)) == []
+    notes[0].explain("train", "the server uses 9 MiB")
+    assert look(109, (0, 106.0), (2, 106.0)) == ["the server uses 9 MiB", full.replace("train", "val")]
+    assert look(111.9) == []
+    assert look(112) == [
+        "writers of 'train' no longer wait, after 9 s",
+        "writers of 'val' no longer wait, after 3 s",
+    ]
+    assert look(113, (0, 112.5)) == []
+    assert look(117) == []  # nothing was told of this wait
+    notes[0].end()
+    assert notes[0].look() is None

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
-    from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet, advise
+    from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet, WaitNotices, advise
 
     if args.max and not args.auto:
         raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
@@ -114,13 +114,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
         dispatcher.return_jobs(death)
 
     scale = Autoscaler(options.url, options.named().name, most, dispatcher.streams) if args.auto else None
-    fleet = Fleet(options, count, on_death=on_death, most=most)
+    fleet, waits = Fleet(options, count, on_death=on_death, most=most), WaitNotices(console.notice)
     try:
         console.notice(
             f"{count} worker process{'es' if count > 1 else ''} on queue {options.queue!r}; Ctrl-C ends them"
         )
         while not fleet.is_empty:
             fleet.poll()
+            waits.look(fleet.waits)
             if scale is not None:
                 _follow(scale, fleet, console)
             time.sleep(TICK_S)

@@ -422,6 +422,11 @@ class ItemFiller:
         """Continue after complete shards of these sizes, in the middle of the shard of ``writer``."""
         self.sizes, self._writer = list(done), writer
 
+    @property
+    def committed(self) -> int:
+        """The committed samples of all shards."""
+        return sum(self.sizes) + (0 if self._writer is None else self._writer.committed)
+
     def commit_all(self) -> None:
         """Commit everything that was given so far."""
         if self._writer is not None:

@@ -5,20 +5,21 @@ This file knows no job and no queue: a process runs ``work`` of `worker`.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.error_translation import redacted
-from penstock_common.waiting import OUTAGE_S
+from penstock_common.waiting import FIRST_WORD_S, OUTAGE_S, Clock, Notify
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.forking import fork, to_fork
-from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWatchdog, memory_part
+from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWait, WorkerWatchdog, memory_part
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TICK_S = 0.2
@@ -28,6 +29,9 @@ TOO_SOON_S = 3.0
 FALSE_STARTS = 3
 STOP_S = 10.0
 """The time that a worker has to stop, more than `STOP_GRACE_S`. Then it is killed, and no committed data is lost."""
+
+SETTLED_S = 3.0
+"""A wait is over after this time without a wait. While a budget stays nearly full, one wait follows another."""
 
 LOST_SERVER = "its server went away"
 """The reason why a worker ended whose replacement waits for the server."""
@@ -106,6 +110,11 @@ class Fleet:
     def size(self) -> int:
         """Return the number of workers, without those that were told to end."""
         return len(self._members)
+
+    @property
+    def waits(self) -> list[WorkerWait]:
+        """Return the present waits of the workers' writers."""
+        return [wait for member in self._members if (wait := member.watchdog.wait.look()) is not None]
 
     @property
     def is_empty(self) -> bool:
@@ -187,7 +196,7 @@ class Fleet:
         options = self._options.named()
         watchdog = WorkerWatchdog(self._memory_bytes)
         planned_tasks = None if self._planned_tasks is None else self._planned_tasks.cells
-        args = (options, watchdog.current.cells, planned_tasks)
+        args = (options, watchdog.current.cells, planned_tasks, watchdog.wait.cells)
         if start == "spawn":
             resource_tracker.ensure_running()  # if it were started below, it would unblock the signals
         is_fork = start == "fork"
@@ -204,6 +213,39 @@ class Fleet:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@dataclass(frozen=True)
+class _StreamWait:
+    began_s: float
+    seen_s: float
+    """The time of the last look that found it."""
+    said: set[str] = field(default_factory=set)
+    """The sentences that were told, without their numbers."""
+
+
+class WaitNotices:
+    """Notices of what the writers of a fleet wait for: a sentence for each stream and reason, not for each worker."""
+
+    def __init__(self, notify: Notify, clock: Clock = time.monotonic) -> None:
+        self._notify, self._clock = notify, clock
+        self._waits: dict[str, _StreamWait] = {}
+
+    def look(self, waits: Iterable[WorkerWait]) -> None:
+        """Tell what is new in these waits, and which ones are over. Call it now and then."""
+        now = self._clock()
+        for wait in waits:
+            known = replace(self._waits.get(wait.stream) or _StreamWait(wait.since_s, now), seen_s=now)
+            self._waits[wait.stream] = known
+            said = re.sub(r"\d+", "", wait.text)
+            if said and now - wait.since_s >= FIRST_WORD_S and said not in known.said:
+                known.said.add(said)
+                self._notify(wait.text)
+        for stream, known in list(self._waits.items()):
+            if now - known.seen_s >= SETTLED_S:
+                del self._waits[stream]
+                if known.said:
+                    self._notify(f"writers of {stream!r} no longer wait, after {known.seen_s - known.began_s:.0f} s")
 
 
 def _to_spawn(*args: Any) -> BaseProcess:

@@ -45,7 +45,7 @@ from penstock_producer.jobs.fill import (
 from penstock_producer.jobs.plan import EpochOrder
 from penstock_producer.jobs.spec_inference import first_good
 from penstock_producer.jobs.task import ShardTask, job_id
-from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample
+from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample, CurrentWait
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, can_make_again
@@ -133,16 +133,21 @@ class TaskRunner:
         should_stop: Callable[[], bool] = lambda: False,
         room_wait_s: float = ROOM_WAIT_S,
         current: CurrentSample | None = None,
+        waiting: CurrentWait | None = None,
         tell: Notify = lambda text: None,
     ) -> None:
-        """Make a runner. ``tell`` is told what the report of a run is told, but no wait for quota."""
+        """Make a runner. ``tell`` is told what the report of a run is told, but no wait, which ``waiting`` notes."""
         self._url, self._should_stop, self._room_wait_s, self._tell_also = url, should_stop, room_wait_s, tell
         self._writer: Writer | None = None
         self._source: tuple[str, AnySource] | None = None
         self._order: tuple[object, AnySource, EpochOrder] | None = None
         """The order of the last epoch: to sort a million samples takes a tenth of a second."""
         self._report = JobReport()
-        self._current = current or CurrentSample()
+        self._current, self._waiting = current or CurrentSample(), waiting or CurrentWait()
+        self._stream_name = ""
+        """The stream of the task in hand."""
+        self._waits_at: int | None = None
+        """The committed samples at the first look after a wait was noted."""
 
     @property
     def is_stopping(self) -> bool:
@@ -158,7 +163,7 @@ class TaskRunner:
         Raises TaskOutdated, SourceChanged, LoginRefused, ShardLost, TooManyBad, SpecMismatch, BudgetFull, FillStopped
         and what the writer raises.
         """
-        self._report = report
+        self._report, self._stream_name, self._waits_at = report, task.stream, None
         try:
             self._current.open()
             writer, manifest = self._planned(task)
@@ -175,7 +180,11 @@ class TaskRunner:
                 run(writer, manifest, task, source, watch)  # type: ignore[arg-type]
             finally:
                 report.made(watch.good, watch.bad)
-        except (TooManyBad, SampleError, SourceChanged, BudgetFull, DurabilityLost):
+            self._waiting.end()
+        except (BudgetFull, DurabilityLost) as error:
+            self._waiting.explain(task.stream, f"{WAITING}{error}")  # the next job most likely waits for the same
+            raise
+        except (TooManyBad, SampleError, SourceChanged):
             raise
         except BaseException as error:
             try:
@@ -254,7 +263,9 @@ class TaskRunner:
         return ShardLost(error, 0) if is_there or is_lost else None
 
     def _tell(self, text: str) -> None:
-        if not text.startswith(WAITING):  # `produce` shows it once, and each of many workers would repeat it
+        if text.startswith(WAITING):  # each of many workers would repeat it, so its supervisor tells it
+            self._waiting.explain(self._stream_name, text)
+        else:
             self._tell_also(text)
         self._report.waits(text)  # afterwards: its server may be the one that is away
 
@@ -262,7 +273,19 @@ class TaskRunner:
         self._report.is_at(committed)
 
     def _should_yield(self) -> bool:
+        self._waiting.begin(self._stream_name)
         return self._report.should_yield()
+
+    def _look_at_wait(self, filled: ShardWriter | ItemFiller) -> None:
+        """End the note of a wait once more samples are committed."""
+        if not self._waiting.is_noted:
+            return
+        committed = filled.committed
+        if self._waits_at is not None and committed > self._waits_at:
+            self._waiting.end()
+            self._waits_at = None
+        elif self._waits_at is None:
+            self._waits_at = committed
 
     def _open_source(self, task: ShardTask) -> AnySource:
         key = json.dumps(task.source, sort_keys=True)
@@ -317,6 +340,7 @@ class TaskRunner:
 
             def looked() -> bool:
                 self._at(shard.committed)
+                self._look_at_wait(shard)
                 return self._should_stop()
 
             watch.stop_when(looked)
@@ -361,6 +385,12 @@ class TaskRunner:
         filler.begin_at(done, current)
         skip = sum(done) + (current.position if current else 0)
         self._at(skip)
+
+        def looked() -> bool:
+            self._look_at_wait(filler)
+            return self._should_stop()
+
+        watch.stop_when(looked)
         if skip:
             self._tell(f"{skip} samples are committed; the iterator begins again and skips as many")
         try:
@@ -446,6 +476,7 @@ class MeteredTaskRunner(TaskRunner):
 
     def rest(self) -> None:
         """Note that there is no job."""
+        self._waiting.end()
         if self._stream is not None:
             self.meter.enter(IDLE)
 

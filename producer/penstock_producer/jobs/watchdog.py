@@ -1,4 +1,5 @@
-"""The supervisor's check on a worker: which sample it makes, for how long, and how much memory it holds.
+"""The supervisor's check on a worker: which sample it makes, for how long, what it waits for, and how much memory it
+holds.
 
 It also decides which sample is to blame for a worker's end. `fleet` ends and replaces processes. Memory is read from
 Linux' /proc; elsewhere it is not known and not limited.
@@ -89,6 +90,64 @@ NOTHING = WorkerSample(None)
 BETWEEN = WorkerSample(None, is_between=True)
 
 
+_LONGEST_WAIT = 4096
+"""The bytes for a note of a wait. A longer sentence is cut."""
+
+
+class CurrentWait:
+    """A worker's note of what its writer waits for, in memory shared with its supervisor.
+
+    The supervisor tells the user, because each of many workers would tell the same.
+    """
+
+    def __init__(self, cells: Any = None) -> None:
+        self.cells: Any = (RawArray("d", 1), RawArray("c", _LONGEST_WAIT)) if cells is None else cells
+        """Since when it waits (0: it does not); its stream and the sentence on two lines. The latter may be empty."""
+
+    @property
+    def is_noted(self) -> bool:
+        """Return whether a wait has begun and not ended."""
+        return bool(self.cells[0][0])
+
+    def begin(self, stream: str) -> None:
+        """Note that the writer of this stream waits. A wait that is noted goes on."""
+        noted = self.look()
+        if noted is None or noted.stream != stream:
+            self._write(time.monotonic(), stream, "")
+
+    def explain(self, stream: str, text: str) -> None:
+        """Note the sentence that says for what it waits."""
+        self.begin(stream)
+        self._write(self.cells[0][0], stream, text)
+
+    def end(self) -> None:
+        """Note that it waits no longer."""
+        self.cells[0][0] = 0.0
+
+    def look(self) -> WorkerWait | None:
+        """Return the wait, or None if there is none."""
+        since, chars = self.cells
+        since_s = since[0]
+        stream, _, text = chars.value.decode(errors="ignore").partition("\n")
+        return WorkerWait(since_s, stream, text) if since_s and since_s == since[0] else None
+
+    def _write(self, since_s: float, stream: str, text: str) -> None:
+        since, chars = self.cells
+        since[0] = 0.0  # so that nobody reads half a sentence
+        note = f"{stream}\n{text}".encode()[: _LONGEST_WAIT - 1] + b"\0"
+        chars[: len(note)] = note
+        since[0] = since_s
+
+
+@dataclass(frozen=True)
+class WorkerWait:
+    """The content of a worker's note of a wait."""
+
+    since_s: float
+    stream: str
+    text: str
+
+
 @dataclass(frozen=True)
 class WorkerDeath:
     """The end of a worker that did not want to end."""
@@ -160,7 +219,7 @@ class WorkerWatchdog:
     """The watch over one worker process."""
 
     def __init__(self, memory_bytes: int | None, clock: Any = time.monotonic) -> None:
-        self.current = CurrentSample()
+        self.current, self.wait = CurrentSample(), CurrentWait()
         self._memory_bytes, self._clock = memory_bytes, clock
         self._began = self._looked = clock()
         self._verdict = ""

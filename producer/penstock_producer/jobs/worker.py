@@ -49,7 +49,7 @@ from penstock_producer.jobs.queue import (
 )
 from penstock_producer.jobs.task import shown
 from penstock_producer.jobs.task_runner import ROOM_WAIT_S, LoginRefused, MeteredTaskRunner, connect_patiently
-from penstock_producer.jobs.watchdog import CurrentSample, WorkerDeath, keep_freed
+from penstock_producer.jobs.watchdog import CurrentSample, CurrentWait, WorkerDeath, keep_freed
 from penstock_producer.sources.allowed import NotAllowed
 
 QUEUE = "penstock"
@@ -103,13 +103,14 @@ class WorkerOptions:
         return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
 
 
-def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -> None:
+def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None, wait_cells: Any = None) -> None:
     """Run one worker process: until SIGTERM, until its owner is gone, or in a burst until no job is left.
 
     Args:
         options: What the worker has to know.
         cells: The shared cells of its supervisor's `CurrentSample`.
         planned_tasks: The shared cells of its production's `PlannedTasks`.
+        wait_cells: The shared cells of its supervisor's `CurrentWait`.
     """
     _forget_owners_handlers()
     keep_freed()
@@ -122,7 +123,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
         stopping = threading.Event()
         runner = MeteredTaskRunner(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
-            current=CurrentSample(cells), tell=_notifier(options),
+            current=CurrentSample(cells), waiting=CurrentWait(wait_cells), tell=_notifier(options),
         )  # fmt: skip
         set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _notifier(options)), options.queue)
@@ -426,7 +427,7 @@ def _forget_owners_handlers() -> None:
 
 
 def _notifier(options: WorkerOptions) -> Notify:
-    """Return what reports the waits of a worker. A dispatcher reports those of its own workers."""
+    """Return what reports the outages that a worker bears. A dispatcher reports those of its own workers."""
     return (lambda text: to_stderr(f"worker: {text}")) if options.is_chatty else (lambda text: None)
 
 
