@@ -58,3 +58,9 @@ def test_every_alert_has_a_situation_in_which_it_fires_and_one_in_which_it_does_
     for alert, _, _, expected in cases():
         fires.setdefault(alert, set()).add(bool(expected))
     assert fires == {alert: {True, False} for alert in RULES}
+
+
+def test_the_page_lists_each_alert_in_the_order_of_the_rules() -> None:
+    """A receiver of an alert looks there for what to do, and an alert that is listed and does not exist never fires."""
+    page = (MONITORING.parents[1] / "docs" / "metrics.md").read_text()
+    assert re.findall(r"^\| (Penstock\w+) \|", page, re.MULTILINE) == list(RULES)
