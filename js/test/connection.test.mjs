@@ -293,6 +293,18 @@ test("an answer that nobody asked for ends the connection, so that no later comm
   connection.destroy();
 });
 
+test("a server that cannot write its disk is read", async () => {
+  // it refuses a PING like a write
+  const port = await front((near) => {
+    const { write } = near;
+    near.write = (chunk) => {
+      const answer = chunk.toString("latin1").replace("+PONG\r\n", "-MISCONF No space left on device\r\n");
+      return write.call(near, Buffer.from(answer, "latin1"));
+    };
+  });
+  assert.deepEqual(await collect({ url: address({ port }) }), await collect({}));
+});
+
 /** Start a server that answers whatever comes first with these bytes, and return its address. */
 async function answering(bytes) {
   const listener = createServer((socket) => socket.on("error", () => {}).once("data", () => socket.write(bytes)));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,10 +16,16 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock.__main__ import main
+from penstock.cli.doctor import BAD
+from penstock.views.exporter import StreamMetrics
+from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.stream.client import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
-from tests.contracts.feed import stored
+from tests.clusters import until
+from tests.contracts.feed import produce, stored
 from tests.contracts.processes import child
 from tests.journeys.trouble import (
     BATCH,
@@ -220,6 +227,53 @@ def test_a_server_that_takes_no_more_clients_is_waited_for(fresh_server: Fresh) 
         time.sleep(2)
         admin.config_set("maxclients", 1000)
         require_all(server.url, writer, trainer)
+
+
+@pytest.mark.parametrize("executable", find_servers(), ids=server_label)
+def test_a_server_that_cannot_write_its_disk_is_looked_at_and_named(
+    fresh_server: Fresh, tmp_path: Path, capsys: pytest.CaptureFixture[str], executable: Path
+) -> None:
+    """It refuses a PING like a write. That is when an operator needs the commands that only read."""
+    server = fresh_server(executable, directory=tmp_path / "data", extra={"save": "3600 1"})
+    produce(server.url, "t", 20)
+    (tmp_path / "data").rmdir()  # no snapshot can be written, also as root
+    with redis.Redis.from_url(server.url) as admin:
+        admin.bgsave()
+        until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err")
+        with pytest.raises(redis.ResponseError, match="MISCONF"):
+            admin.ping()
+    refusal = f"Redis at {server.address} takes no writes now (MISCONF"
+
+    def ran(*argv: str) -> tuple[int, str, str]:
+        status = main([*argv, "--url", server.url])
+        return status, *capsys.readouterr()
+
+    for argv in (
+        ["inspect"], ["inspect", "t"], ["stat", "t", "--no-lease"], ["show", "t", "--no-lease"],
+        ["epochs", "list", "t"], ["partitions", "t"], ["audit", "t"], ["tail", "t", "--once"],
+        ["groups", "list", "t"], ["bad", "list", "t"],
+    ):  # fmt: skip
+        status, out, err = ran(*argv)
+        assert (status, bool(out)) == (0, True), (argv, err)
+        assert err.startswith(f"penstock: {refusal}") if argv[0] == "inspect" else not err, argv
+    _, out, _ = ran("monitor", "t", "--once", "--json")
+    (seen,) = json.loads(out)
+    assert seen["bottleneck"]["cause"] == "writes refused"
+    assert seen["bottleneck"]["text"].startswith(refusal)
+    assert "see whether its disk is full, and its log" in seen["bottleneck"]["text"]
+    status, out, _ = ran("doctor", "--all")
+    assert status == BAD
+    assert "server, persistence: the last write of the snapshot failed" in out
+    assert "server, throughput: not measured: the server takes no writes now" in out
+    assert "server, login: needs a password" in out
+    for argv in (["delete", "t", "--yes"], ["export", "t", str(tmp_path / "out")], ["epochs", "pin", "t", "0"]):
+        status, _, err = ran(*argv)
+        assert (status, all(words in err for words in refusal.split("MISCONF"))) == (1, True), (argv, err)
+    metrics = StreamMetrics(has_queue=False)
+    with connect(server.url) as client:
+        metrics.take({}, StreamMonitor(client, "t").snapshot().servers)
+    values = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+    assert (values["penstock_node_up"], values["penstock_node_takes_writes"]) == (1, 0)
 
 
 def test_an_epoch_opened_at_maxmemory_waits_and_says_so(fresh_server: Fresh) -> None:

@@ -76,6 +76,7 @@ class ServerLooks:
                 partitions=tuple(number for number, where in (addresses or {}).items() if where == state.where),
                 failure=state.failure,
                 away_s=now - self._since_s.get(state.where, now),
+                refusal=state.refusal,
             )
             for state in self._states
         )

@@ -129,6 +129,8 @@ class ServerSnapshot:
     """The reason why nothing else is known of it, or '' if it answered."""
     away_s: float = 0.0
     """The time for which it has not answered, as far as this process looked."""
+    refusal: str = ""
+    """The words in which it refuses writes because it cannot write its disk, or ''."""
 
 
 @dataclass(frozen=True, slots=True)

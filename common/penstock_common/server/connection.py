@@ -21,7 +21,14 @@ from redis.retry import Retry
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, RoutedChannel
 from penstock_common.server.client import ControlClient, connections_of
-from penstock_common.server.error_translation import address, broke_off, may_pass, redacted, translated
+from penstock_common.server.error_translation import (
+    address,
+    broke_off,
+    is_disk_refusal,
+    may_pass,
+    redacted,
+    translated,
+)
 from penstock_common.server.pool import ClientPool
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
@@ -64,7 +71,7 @@ def connect(
     patience_s: float | None = None,
     notify: Notify = to_stderr,
 ) -> AnyClient:
-    """Return a client whose server has answered a PING; it speaks RESP2 and returns bytes.
+    """Return a client whose server has let it in; it speaks RESP2 and returns bytes.
 
     Args:
         url: The server's address, with user and password if it asks for them.
@@ -205,7 +212,7 @@ def _greet_one(client: ControlClient, **times: float) -> str:
         probe.connect()
         probe.send_command("PING")
         probe.send_command("HELLO")
-        probe.read_response()
+        _read_pong(probe)
         return _mode(probe)
 
     try:
@@ -218,6 +225,15 @@ def _greet_one(client: ControlClient, **times: float) -> str:
     if mode == "sentinel":
         _require_suitable(client, mode)
     return mode
+
+
+def _read_pong(connection: Any) -> None:
+    """Read the answer to a PING. A server that cannot write its disk refuses that one, too, and still answers reads."""
+    try:
+        connection.read_response()
+    except foreign.ResponseError as error:
+        if not is_disk_refusal(error):
+            raise
 
 
 def _mode(connection: Any) -> str:
@@ -403,7 +419,7 @@ def lets_in_all(client: ControlClient) -> bool | None:
     try:
         probe.connect()
         probe.send_command("PING")
-        probe.read_response()
+        _read_pong(probe)
     except (redis.AuthenticationError, redis.ResponseError):
         return False
     except (redis.RedisError, OSError):

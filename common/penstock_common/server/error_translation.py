@@ -210,7 +210,11 @@ def _hindered(error: foreign.ResponseError, text: str, server: str) -> ServerUna
         return WritesRefused(
             f"{server_at(server)} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
         )
-    if text.startswith(("MISCONF", "NOREPLICAS")) or "-MISCONF" in text or "-NOREPLICAS" in text:
+    if text.startswith("MISCONF") or "-MISCONF" in text:
+        return WritesRefused(
+            f"{server_at(server)} takes no writes now ({text[:200]}): see whether its disk is full, and its log"
+        )
+    if text.startswith("NOREPLICAS") or "-NOREPLICAS" in text:
         return WritesRefused(f"{server_at(server)} takes no writes now ({text[:200]}): see its log")
     if text.startswith("BUSY "):
         return ServerUnavailable(
@@ -223,6 +227,14 @@ def _hindered(error: foreign.ResponseError, text: str, server: str) -> ServerUna
     if is_redirection(error):
         return ServerUnavailable(_resharded(error, text, server), is_said=True)
     return None
+
+
+def is_disk_refusal(error: foreign.ResponseError) -> bool:
+    """Return True if the server refused because its last write to disk failed.
+
+    Redis refuses commands that write, and PING, so that whoever watches it notices. It answers all others.
+    """
+    return _text(error).startswith("MISCONF")
 
 
 def is_redirection(error: object) -> TypeGuard[foreign.ResponseError]:

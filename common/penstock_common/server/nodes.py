@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from penstock_common.errors import WritesRefused
 from penstock_common.server.client import ANSWER_S, ControlClient
 
 SETTINGS: Final = ("cluster-*", "min-replicas-*")
 """The settings of a node that a thorough look reads. CONFIG GET takes several patterns from Redis 7.0 on only."""
+DISK_STATES: Final = ("aof_last_write_status", "rdb_last_bgsave_status")
+"""The facts of INFO that are not ``ok`` after a failed write to disk. By its settings a server then refuses writes."""
 _REPLICA = re.compile(r"slave\d+")
 _HALF_MOVED = re.compile(r"\[(\d+)-([<>])-(\w+)\]")
 
@@ -57,6 +60,8 @@ class NodeState:
     """The answer of INFO, or None without an answer."""
     config: Mapping[str, str] | None = None
     """Its settings of clusters and of replicas after a thorough look, or None if it did not tell."""
+    refusal: str = ""
+    """The words in which it refuses writes because it cannot write its disk, or ''."""
     replicas: tuple[ReplicaState, ...] = ()
     half_moved: tuple[HalfMovedSlot, ...] = ()
     clock_ahead_s: float = 0.0
@@ -74,6 +79,15 @@ class NodeState:
         return product, tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
+class _Answer(NamedTuple):
+    """The answer of one server."""
+
+    begun: float
+    replies: list[Any]
+    ended: float
+    refusal: str
+
+
 def look_at_nodes(client: ControlClient, *, is_thorough: bool = False) -> list[NodeState]:
     """Return each server that holds keys, in the order of their slots. A thorough look has replicas and settings."""
     found = []
@@ -85,7 +99,7 @@ def look_at_nodes(client: ControlClient, *, is_thorough: bool = False) -> list[N
     return found
 
 
-def _ask(node: ControlClient, *, is_of_cluster: bool, is_thorough: bool) -> tuple[float, list[Any], float]:
+def _ask(node: ControlClient, *, is_of_cluster: bool, is_thorough: bool) -> _Answer:
     begun = time.time()
     with node.pipeline(transaction=False) as pipe:
         pipe.info()
@@ -95,13 +109,24 @@ def _ask(node: ControlClient, *, is_of_cluster: bool, is_thorough: bool) -> tupl
             if is_thorough:
                 for names in SETTINGS:
                     pipe.config_get(names)
-        return begun, pipe.execute(raise_on_error=not is_of_cluster), time.time()
+        replies, ended = pipe.execute(raise_on_error=not is_of_cluster), time.time()
+    return _Answer(begun, replies, ended, _refusal(node, replies[0]))
 
 
-def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception) -> NodeState:
+def _refusal(node: ControlClient, info: object) -> str:
+    """Return why a server takes no writes if its last write to disk failed, or ''. Its answer to a PING says so."""
+    if isinstance(info, dict) and any(info.get(name, "ok") != "ok" for name in DISK_STATES):
+        try:
+            node.impatient().ping()
+        except WritesRefused as error:
+            return str(error)
+    return ""
+
+
+def _state(known: NodeState, answer: _Answer | Exception) -> NodeState:
     if isinstance(answer, Exception):
         return NodeState(known.where, known.host, known.port, failure=str(answer))
-    begun, (info, now, *nodes), ended = answer
+    begun, (info, now, *nodes), ended, refusal = answer
     if not isinstance(info, dict):
         return NodeState(known.where, known.host, known.port, failure=str(info))
     clock = now[0] + now[1] / 1e6 if isinstance(now, tuple) else (begun + ended) / 2
@@ -109,7 +134,8 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
     text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
     own = next((line for line in text.splitlines() if "myself" in line), "")
     return NodeState(
-        known.where, known.host, known.port, id=own.split(" ")[0], info=info, replicas=tuple(_replicas(info)),
+        known.where, known.host, known.port, id=own.split(" ")[0], info=info, refusal=refusal,
+        replicas=tuple(_replicas(info)),
         half_moved=tuple(
             HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
         ),

@@ -29,8 +29,8 @@ ALLOWED = "--allow MODULE --root DIR"
 """The options without which a worker starts only on its user's own server. Their values are not known here."""
 
 Cause = Literal[
-    "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group", "trainers", "reading",
-    "no workers", "jobs", "producers", "nothing made", "no trainers", "balanced", "done", "unknown",
+    "writes refused", "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group", "trainers",
+    "reading", "no workers", "jobs", "producers", "nothing made", "no trainers", "balanced", "done", "unknown",
 ]  # fmt: skip
 
 
@@ -69,6 +69,8 @@ class StreamSituation:
     """The bytes that writers may still take of the server's memory, or None without a limit."""
     memory_limit: int = 0
     memory_used: int = 0
+    refusal: str = ""
+    """The words in which a server of its partitions refuses writes because it cannot write its disk, or ''."""
     waiting: int = 0
     """The writers that wait for quota."""
     waits_for_memory: bool = False
@@ -108,6 +110,7 @@ class Bottleneck:
 def judge(now: StreamSituation) -> Bottleneck:
     """Return the first verdict that holds. Causes that stop all processes come before causes that slow some."""
     for rule in (
+        _refused,
         _memory,
         _folder,
         _dead_member,
@@ -124,6 +127,12 @@ def judge(now: StreamSituation) -> Bottleneck:
         if (found := rule(now)) is not None:
             return found
     return Bottleneck("unknown", "not enough is known yet: workers and trainers have not reported their rates")
+
+
+def _refused(now: StreamSituation) -> Bottleneck | None:
+    if not now.refusal:
+        return None
+    return Bottleneck("writes refused", f"{now.refusal}; while it does, writers wait and nothing is acknowledged")
 
 
 def _memory(now: StreamSituation) -> Bottleneck | None:

@@ -245,7 +245,7 @@ def role(facts: ServerFacts) -> Finding:
     if facts.info.get("role", "master") != "master":
         where = f"{facts.info.get('master_host', '?')}:{facts.info.get('master_port', '?')}"
         return Finding("role", "error", "it is a replica: nobody can write", f"use --url redis://{where}")
-    return ok("role", "it takes writes")
+    return ok("role", "it is no replica")
 
 
 def rights(facts: ServerFacts) -> Finding:

@@ -177,6 +177,8 @@ def queue_metrics(queues: QueueSnapshot | None) -> Iterator[Metric]:
 
 NODE_TABLE: tuple[tuple[str, str, Callable[[ServerSnapshot], float | None]], ...] = (
     ("penstock_node_up", "1 if this server of the streams answered last.", lambda node: float(not node.failure)),
+    ("penstock_node_takes_writes", "0 if it refuses writes because it cannot write its disk.",
+     lambda node: None if node.failure else float(not node.refusal)),
     ("penstock_node_used_bytes", "Its memory.", lambda node: None if node.failure else node.memory.used_bytes),
     ("penstock_node_limit_bytes", "Its maxmemory, 0 for none.",
      lambda node: None if node.failure else node.memory.limit_bytes),

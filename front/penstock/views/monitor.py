@@ -142,6 +142,7 @@ def situation(now: StreamSnapshot) -> StreamSituation:
         memory_left=now.memory.left_bytes,
         memory_limit=now.memory.limit_bytes,
         memory_used=now.memory.used_bytes,
+        refusal=next((server.refusal for server in now.servers if server.refusal and server.partitions), ""),
         waiting=len(now.waiting),
         waits_for_memory=any(waiter.why == "memory" for waiter in now.waiting.values()),
         waits_for_folder=any(waiter.why == "folder" for waiter in now.waiting.values()),

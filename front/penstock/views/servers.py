@@ -29,6 +29,7 @@ def server_json(server: ServerSnapshot) -> dict[str, Any]:
         ],
         "away": server.failure,
         "away_s": round(server.away_s, 1),
+        "refusal": server.refusal,
     }
 
 

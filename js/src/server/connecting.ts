@@ -36,7 +36,7 @@ export async function connect(url: string): Promise<Transport> {
 async function connectToService(url: string): Promise<Transport> {
   const client = new SentinelClient(parseService(url));
   try {
-    await client.sendCommand(["PING"]);
+    await ping(client);
     return client;
   } catch (error) {
     client.destroy();
@@ -47,7 +47,7 @@ async function connectToService(url: string): Promise<Transport> {
 /** Return the mode of the server once it has let this client in. */
 async function greet(own: Connection, address: Address, where: string): Promise<string> {
   try {
-    const [, mode] = await Promise.all([own.sendCommand(["PING"]), modeOf(own)]);
+    const [, mode] = await Promise.all([ping(own), modeOf(own)]);
     if (mode === "sentinel") throw aSentinel(address);
     if (mode === "cluster" && address.socket.path !== undefined) throw socketOfCluster(address);
     return mode;
@@ -58,6 +58,15 @@ async function greet(own: Connection, address: Address, where: string): Promise<
     if (mode === "sentinel") throw aSentinel(address);
     if (mode === "cluster" && selects(address)) throw hasDatabase(address);
     throw failure;
+  }
+}
+
+/** Send a PING. A server that cannot write its disk refuses that one, too, and still answers reads. */
+async function ping(client: Transport): Promise<void> {
+  try {
+    await client.sendCommand(["PING"]);
+  } catch (error) {
+    if (!(error instanceof ErrorReply) || !error.message.startsWith("MISCONF")) throw error;
   }
 }
 

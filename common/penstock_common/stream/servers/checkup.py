@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import PenstockError, Unauthorized
+from penstock_common.errors import PenstockError, Unauthorized, WritesRefused
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.connection import lets_in_all
 from penstock_common.stream.commands import Client
@@ -100,7 +101,12 @@ def read_server(
     refused = missing_rights(client)
     if not left_out and refused:
         left_out = "commands are refused"
-    written, read = (None, None) if left_out else throughput(client)
+    written, read = None, None
+    if not left_out:
+        try:
+            written, read = throughput(client)
+        except WritesRefused:  # the rules for disk, memory and replicas say why
+            left_out = "the server takes no writes now"
     host = str(client.connection_pool.connection_kwargs.get("host", ""))
     jemalloc = allocator_settings(client)
     return ServerFacts(
@@ -152,7 +158,8 @@ def latencies(client: Client) -> tuple[float, ...]:
     found = []
     for _ in range(PINGS):
         began = time.perf_counter()
-        client.ping()
+        with suppress(WritesRefused):  # a round trip, too
+            client.ping()
         found.append((time.perf_counter() - began) * 1000)
     return tuple(sorted(found))
 
