@@ -12,20 +12,23 @@ import redis
 
 from penstock.__main__ import main
 from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
+from penstock_common.server.client import ControlClient
 from penstock_common.server.scripts import load_script
+from penstock_common.server.slots import SLOTS
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.groups.roster import Membership, join_group, pin_epoch
-from penstock_common.stream.keys import is_of_stream
+from penstock_common.stream.keys import StreamKeys, is_of_stream
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal import deletion
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.budgets import admit_stream
+from penstock_common.stream.servers.embedded import find_servers
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
-from tests.clusters import until
+from tests.clusters import started_cluster, until
 from tests.contracts.feed import SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.contracts.processes import child
 
@@ -117,7 +120,7 @@ def test_an_interrupted_deletion_is_run_again(
 
         return step
 
-    class Dying(redis.Redis):
+    class Dying(ControlClient):
         def unlink(self, *names: object) -> int:
             for name in names:
                 dying(unlink)(self, name)
@@ -134,6 +137,52 @@ def test_an_interrupted_deletion_is_run_again(
     monkeypatch.setattr(deletion, "retire_epoch", retire)
     assert main(["delete", "t", "--yes", "--force", "--url", any_url]) == 0
     assert not all_keys(any_client)
+
+
+def test_a_deletion_without_a_master_says_whether_it_deleted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It needs every master, because only a scan finds what earlier streams of the name left."""
+    with started_cluster(find_servers()[0]) as cluster:
+        own, lost = cluster.master_of(StreamKeys("t").meta), cluster.masters[1]
+        assert own is cluster.master_of(StreamKeys("u").meta) is not lost
+        for name in ("t", "u"):
+            produce(cluster.url, name, 20, partitions=1)  # all of it is on one master
+        lost_id, slots = cluster.id_of(lost), range(SLOTS // 3, 2 * SLOTS // 3)
+
+        def delete(name: str) -> tuple[int, str]:
+            status = main(["delete", name, "--yes", "--url", cluster.url])
+            return status, capsys.readouterr().err
+
+        def kept(name: str) -> list[bytes]:
+            return [key for key in sorted(cluster.asked(own, "KEYS", "*")) if is_of_stream(key.decode(), name)]
+
+        def lose(stream: Stream) -> bool:
+            lost.kill()
+            return remove(stream)
+
+        remove = deletion._remove_segments
+        with monkeypatch.context() as patch:
+            patch.setattr(deletion, "_remove_segments", lose)
+            status, told = delete("t")
+        away = f"no Redis answers at redis://127.0.0.1:{lost.port}"
+        rest = "once every server takes writes, `penstock delete t` deletes the rest"
+        assert (status, f"stream 't' is deleted in part; {rest}: {away}" in told) == (1, True), told
+        before = {name: kept(name) for name in ("t", "u")}
+        for name, keys in before.items():
+            status, told = delete(name)
+            words = f"stream {name!r} is left as it was, because any server may have keys of it: {away}"
+            assert (status, words in told) == (1, True), told
+            assert kept(name) == keys
+        cluster.masters.remove(lost)
+        for node in cluster.masters:
+            cluster.asked(node, "CLUSTER", "FORGET", lost_id)
+        cluster.asked(own, "CLUSTER", "ADDSLOTS", *slots)
+        until(
+            lambda: all(b"cluster_slots_ok:16384" in cluster.asked(one, "CLUSTER", "INFO") for one in cluster.masters)
+        )
+        assert [delete(name)[0] for name in before] == [0, 0]
+        assert not [key for node in cluster.masters for key in cluster.asked(node, "KEYS", "*")]
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\xff", b"another"])

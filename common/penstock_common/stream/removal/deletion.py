@@ -13,7 +13,7 @@ from pathlib import Path
 
 from redis.exceptions import WatchError
 
-from penstock_common.errors import DamagedKey, StreamNotFound
+from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
 from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Call, Client, run_script, run_scripts, server_ms
@@ -117,17 +117,38 @@ def delete_stream(client: Client, name: str) -> DeletionResult:
 
     First its meta is marked, so that no process opens or joins anything of it. Then each epoch's state becomes ``gone``
     in every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. A stream that
-    is made again under the name meanwhile stays as it is. Raises StreamNotFound.
+    is made again under the name meanwhile stays as it is.
+
+    Raises:
+        StreamNotFound: There is neither the stream nor a key of it.
+        ServerUnavailable: A server that holds keys does not answer. The text says whether a part is deleted.
     """
     keys = StreamKeys(checked_name("stream", name))
+    try:
+        client.on_each(lambda node: node.time())  # the sweep would find out, but after the epochs are gone
+    except ServerUnavailable as error:
+        error.of(f"stream {name!r} is left as it was, because any server may have keys of it")
+        raise
     try:
         stream = find_stream(client, name)
         own = b"" if stream is None else stream.id.encode()
     except DamagedKey:
         stream, own = None, _id_of(client, keys)  # no process can open it, so there is nothing to mark
-    epochs, nbytes = 0, 0
     if stream is not None:
         run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
+    try:
+        return _remove(client, keys, stream, own)
+    except ServerUnavailable as error:
+        rest = f"once every server takes writes, `penstock delete {name}` deletes the rest"
+        error.of(f"stream {name!r} is deleted in part; {rest}")
+        raise
+
+
+def _remove(client: Client, keys: StreamKeys, stream: Stream | None, own: bytes) -> DeletionResult:
+    """Remove what is left of a stream that is marked, or that no process can open. ``own`` is its id."""
+    name = keys.name
+    epochs, nbytes = 0, 0
+    if stream is not None:
         with suppress(DamagedKey):  # a writer of an epoch that the meta does not name meets the mark, or the key
             epochs, nbytes = _retire_all(client, stream)
     is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
