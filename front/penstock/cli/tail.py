@@ -23,7 +23,8 @@ EPILOG = (
     "example:\n  penstock tail train\n  penstock tail train -n 100 --once\n"
     "  penstock tail train --json | jq -c 'select(.bad > 0)'\n\n"
     "Each line tells epoch, shard, offsets [first, end) of the shard, payload bytes, age, and the entry's id. It\n"
-    "reads indexes only, never a payload; with --json each line is an object. Ctrl-C ends it.\n\n"
+    "reads indexes only, never a payload; with --json each line is an object. Without --once it waits 60 s for a\n"
+    "server that is away. Ctrl-C ends it.\n\n"
     "exit codes: 0 ended, 1 no such stream, deleted, or no server, 2 wrong usage"
 )
 
@@ -41,8 +42,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Print entries until Ctrl-C."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.index import IndexTail
+    from penstock_common.waiting import to_stderr
 
-    with connect(url_of(args)) as client:
+    with connect(url_of(args), bears_outages=None if args.once else to_stderr) as client:
         tail = IndexTail(client, args.stream)
         _print(tail.last(max(0, args.last)), args, console)
         try:

@@ -17,6 +17,10 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.stream.client import connect
 from penstock_common.stream.index import IndexTail
+from penstock_common.stream.keys import StreamKeys
+from penstock_common.stream.servers.embedded import find_servers
+from tests.clusters import started_cluster
+from tests.contracts.feed import produce
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
@@ -80,6 +84,26 @@ def test_a_tail_follows_until_ctrl_c(writer: penstock.Writer) -> None:
         ran.send_signal(signal.SIGINT)
         assert ran.communicate(timeout=60)[1] == ""
     assert ran.returncode == 0
+
+
+def test_a_tail_goes_on_after_a_failover() -> None:
+    """The producer and the trainers that it watches do so."""
+    with started_cluster(find_servers()[0], replicas=1) as cluster:
+        produce(cluster.url, "train", 1, partitions=1)
+        command = [sys.executable, "-m", "penstock", "tail", "train", "--url", cluster.url]
+        environment = {**os.environ, "PYTHONPATH": _PATHS}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as ran:
+            assert ran.stdout is not None
+            assert ran.stdout.readline().startswith("epoch 0 shard 0 [0, 1)")
+            cluster.lose_master_of(StreamKeys("train").meta, "kill")
+            produce(cluster.url, "train", 1, partitions=1)
+            assert ran.stdout.readline().startswith("epoch 1 shard 0 [0, 1)")
+            ran.send_signal(signal.SIGINT)
+            told = ran.communicate(timeout=60)[1]
+        assert "; trying again for 60 s" in told
+        assert ran.returncode == 0
 
 
 def test_a_group_that_was_reset_reads_its_epochs_again(
