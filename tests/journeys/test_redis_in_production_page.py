@@ -206,17 +206,39 @@ def started(executable: Path, folder: Path, conf: str) -> Iterator[bool]:
         server.wait()
 
 
+def without_tls(executable: Path, folder: Path) -> tuple[str, dict[str, str]]:
+    """Make the page's files in a folder. Return the settings without TLS, and the address of each user and of nobody.
+
+    Not every server here is built with TLS.
+    """
+    make_files(executable, folder)
+    port = free_port()
+    (conf,) = (text for _, name, text in BLOCKS if name == "redis-tls.conf")
+    urls = {"nobody": f"redis://localhost:{port}"}
+    for address in folder.glob("*.url"):
+        login = address.read_text().partition("//")[2].partition("@")[0]
+        urls[address.stem] = f"redis://{login}@localhost:{port}"
+        address.write_text(urls[address.stem])
+    return re.sub(r"^(port|tls-).*\n", "", conf, flags=re.MULTILINE) + f"port {port}\n", urls
+
+
+def make_files(executable: Path, folder: Path) -> None:
+    """Make the certificates and users of the page, for this version of the server."""
+    is_old = server_label(executable).startswith("redis-6.")
+    (folder / "lines.txt").write_text(LINES["redis-6.2" if is_old else "redis-7"])
+    for having in ("openssl req", "default off", "lines.txt"):
+        done = run(shell(having), folder)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the folder with the certificates and addresses of a running server that the page's commands made."""
     folder = tmp_path_factory.mktemp("secured")
     (folder / "mydata.py").write_text(DATA)
     (folder / "train.py").write_text(TRAINING)
-    is_old = any(server_label(executable).startswith("redis-6.") for executable in find_servers())
-    (folder / "lines.txt").write_text(LINES["redis-6.2" if is_old else "redis-7"])
-    for having in ("openssl req", "default off", "lines.txt"):
-        done = run(shell(having), folder)
-        assert done.returncode == 0, done.stderr
+    oldest = min(find_servers(), key=lambda one: not server_label(one).startswith("redis-6."))
+    make_files(oldest, folder)  # its rules are understood by all
     with tls_server(folder) as port:
         for address in folder.glob("*.url"):
             address.write_text(address.read_text().replace(":6379", f":{port}"))
@@ -250,6 +272,26 @@ def test_nobody_comes_in_without_a_password_or_with_another_ca(secured: Path) ->
         client.ping()
     with pytest.raises(penstock.errors.ServerUnavailable, match="ssl_ca_certs"):
         penstock.Loader("train", group="net", batch_size=1, url=url.partition("?")[0])
+
+
+@pytest.mark.parametrize("executable", find_servers(), ids=server_label)
+def test_a_server_with_these_users_keeps_its_streams_over_a_restart(executable: Path, tmp_path: Path) -> None:
+    """Redis 7.0 replays transactions with the rights of the default user, who is off. It lost them without a word."""
+    conf, urls = without_tls(executable, tmp_path)
+    with started(executable, tmp_path, conf) as is_running:
+        assert is_running
+        with penstock.Writer("train", url=urls["producer"], tuning=QUIET) as writer, writer.epoch() as epoch:
+            for number in range(100):
+                epoch.write({"x": np.int64(number)})
+    with started(executable, tmp_path, conf) as is_running:
+        assert is_running
+        assert "NOPERM" not in (tmp_path / "server.log").read_text()
+        replay = penstock.Replay("train", epoch=0, batch_size=100, url=urls["trainer"])
+        assert sorted(x for batch in replay for x in batch["x"].tolist()) == [*range(100)]
+        for login in ("nobody@", "default:@", "default:password@"):
+            url = urls["nobody"].replace("//", "//" + login.removeprefix("nobody@"))
+            with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
+                client.ping()
 
 
 # --- backup -----------------------------------------------------------------------------------------------------------
