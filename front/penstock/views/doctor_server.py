@@ -21,6 +21,11 @@ PACKED_BYTES_PER_S = 240e6
 REPLICA_BUFFER_BYTES = 1 << 30
 BACKLOG_BYTES = 256 << 20
 CROWDED = 0.8
+REPLAYS_ALL = {"redis": (8, 6), "valkey": (9, 1, 2)}
+"""The versions from which a replay of the append-only file ignores the rights of the default user.
+
+redis/redis#14545, valkey-io/valkey#3984
+"""
 LEAST_FIT = 16
 """The lg of the factor by which a range of freed pages may exceed a request and still be used: some KB of a GB."""
 
@@ -171,6 +176,26 @@ def persistence(facts: ServerFacts) -> Finding:
             "file forks, and may fail for want of memory that it does not need", "sysctl -w vm.overcommit_memory=1",
         )  # fmt: skip
     return ok("persistence", "append-only file")
+
+
+def replay(facts: ServerFacts) -> Finding:
+    """Check the default user: a replay of the append-only file runs transactions with its rights, also while it is off.
+
+    The server starts without those that it refuses, and only its log says so.
+    """
+    if facts.weak_default is None or not int(facts.info.get("aof_enabled", 0)):
+        return ok("default user", "has the rights that a restart needs, or the server does not tell")
+    if facts.version >= REPLAYS_ALL[facts.product]:
+        return ok("default user", "a restart does not need its rights")
+    file = _setting(facts, "aclfile")
+    keeping, kept_in = ("ACL SAVE", file) if file else ("CONFIG REWRITE", "redis.conf")
+    first = "give programs that log in as default a user of their own; " if facts.weak_default == "on" else ""
+    return Finding(
+        "default user", "error",
+        f"it is {facts.weak_default} and lacks rights: the next restart reads the append-only file with its rights and "
+        f"leaves out every transaction, so the streams are lost; {kept_in} needs `user default off ~* &* +@all`",
+        f"{first}redis-cli ACL SETUSER default off '~*' '&*' +@all; redis-cli {keeping}",
+    )  # fmt: skip
 
 
 def output_buffers(facts: ServerFacts) -> Finding:
@@ -369,7 +394,7 @@ def settings(facts: ServerFacts) -> Finding:
 
 
 RULES: tuple[Callable[[ServerFacts], Finding], ...] = (
-    product, role, rights, eviction, memory, persistence, allocator, output_buffers, query_buffer, backlog,
+    product, role, rights, eviction, memory, persistence, replay, allocator, output_buffers, query_buffer, backlog,
     least_replicas, clients, idle_timeout, latency, throughput, link, login, settings,
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import redis
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import ServerUnsuitable
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer, server_label
 
 
 def examined(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
@@ -99,6 +100,29 @@ def test_the_login_is_judged_by_a_connection_without_one(
     for url in (bob, started.address.replace("//", "//:secret@")):
         _, found = examined(capsys, "--url", url, "--no-probe")
         assert (found["server/login"]["severity"], found["server/login"]["found"]) == ("ok", "needs a password")
+
+
+def test_a_default_user_whose_rights_a_restart_needs_gets_them(
+    server: EmbeddedServer, fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A restart of such a server loses all streams, and only the log of the server says so."""
+    started = fresh_server(server.executable, maxmemory_bytes=64 << 20, password="", appendonly=True)
+    bob = started.address.replace("//", "//bob:secret@")
+    with redis.Redis.from_url(started.url) as raw:
+        raw.execute_command("ACL", "SETUSER", "bob", "on", ">secret", "~*", "&*", "+@all")
+        raw.execute_command("ACL", "SETUSER", "default", "off", "resetkeys", "resetchannels", "-@all")
+    is_affected = server_label(server.executable).startswith("redis-7.")
+    code, found = examined(capsys, "--url", bob, "--no-probe")
+    assert (code, found["server/default user"]["severity"]) == ((3, "error") if is_affected else (0, "ok"))
+    if is_affected:
+        before, _, fix = found["server/default user"]["fix"].partition(" ACL SETUSER ")
+        assert before == 'redis-cli -u "$PENSTOCK_URL"'
+        with redis.Redis.from_url(bob) as raw:
+            raw.execute_command("ACL", "SETUSER", *shlex.split(fix.partition(";")[0]))
+        _, found = examined(capsys, "--url", bob, "--no-probe")
+        assert found["server/default user"]["severity"] == "ok"
+    with pytest.raises(redis.AuthenticationError), redis.Redis.from_url(started.url) as raw:
+        raw.ping()
 
 
 def test_no_advice_names_a_command_that_the_server_refuses(

@@ -129,6 +129,22 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             "sysctl",
         ),
         (
+            server.replay,
+            replace(config(aclfile="users.acl"), version=(8, 4), weak_default="off"),
+            "error",
+            "users.acl needs `user default off ~* &* +@all`",
+            "redis-cli ACL SETUSER default off '~*' '&*' +@all; redis-cli ACL SAVE",
+        ),
+        (
+            server.replay,
+            replace(WELL, product="valkey", version=(9, 0, 3), weak_default="on"),
+            "error",
+            "it is on and lacks rights",
+            "redis-cli CONFIG REWRITE",
+        ),
+        (server.replay, replace(WELL, version=(8, 6), weak_default="off"), "ok", "does not need its rights", ""),
+        (server.replay, replace(info(aof_enabled=0), version=(7, 0), weak_default="off"), "ok", "rights", ""),
+        (
             server.output_buffers,
             config(client_output_buffer_limit="normal 1000 0 0 slave 0 0 0"),
             "warning",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from redis.exceptions import ResponseError
 
@@ -35,6 +35,8 @@ PROBE_TTL_S: Final = 60
 """If this process dies in between, the server removes the scratch key."""
 SPARE_BYTES: Final = 4 * PROBE_ENTRY_BYTES * PROBE_ENTRIES
 """The memory that must be free for the probe."""
+_REPLAYED: Final = ("XADD KEY * f v", "XGROUP CREATE KEY g 0", "HSET KEY f v", "SETBIT KEY 0 1", "UNLINK KEY")
+"""Commands of the kinds that transactions and scripts leave in an append-only file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class ServerFacts:
     """The streams whose payload is sent to it without compression."""
     lets_in_all: bool | None = None
     """Whether it answers a connection without a login, or None if that is not known."""
+    weak_default: Literal["on", "off"] | None = None
+    """The state of the default user if it lacks rights that a replay of the append-only file needs.
+
+    None if it has them, and where the server does not tell.
+    """
 
 
 def read_server(
@@ -117,6 +124,7 @@ def read_server(
         pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
         local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
         has_jobs=_has_jobs(client), uncompressed=uncompressed, lets_in_all=lets_in_all(client),
+        weak_default=_weak_default(client),
     )  # fmt: skip
 
 
@@ -203,6 +211,24 @@ def _user(client: Client) -> str:
         return _text(client.execute_command("ACL", "WHOAMI"))
     except (ResponseError, Unauthorized):  # few users may ask for their name
         return user_of(client)
+
+
+def _weak_default(client: Client) -> Literal["on", "off"] | None:
+    """Return the state of the default user if it may not run what is replayed, see `ServerFacts.weak_default`.
+
+    Redis 6.2 has no ACL DRYRUN, and replays transactions without a look at rights.
+    """
+    key = scratch_key("")
+    try:
+        answers = [
+            client.acl_dryrun("default", *(key if word == "KEY" else word for word in words.split()))
+            for words in _REPLAYED
+        ]
+        if all(_text(answer) == "OK" for answer in answers):
+            return None
+        return "on" if client.acl_getuser("default")["enabled"] else "off"
+    except (ResponseError, PenstockError):  # few users may ask for others
+        return None
 
 
 def _text(value: object) -> str:
