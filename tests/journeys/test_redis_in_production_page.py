@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -297,39 +296,48 @@ def test_a_server_with_these_users_keeps_its_streams_over_a_restart(executable: 
 # --- backup -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_restored_server_continues_where_the_backup_was_made(
-    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
-) -> None:
-    """The samples and the ledger of the group are there, bit-exact, and a group reads on."""
-    executable = shutil.which("redis-server", path=search_path())
-    assert executable is not None
-    server, port = fresh_server(Path(executable)), free_port()
-    with penstock.Writer("train", url=server.url, tuning=QUIET) as writer, writer.epoch() as epoch:
-        for number in range(100):
-            epoch.write({"x": np.full(1000, number, np.float32)})
-    with penstock.Loader("train", group="net", batch_size=40, url=server.url, tuning=QUIET) as loader:
-        batches = iter(loader)
-        seen = {int(row[0]) for _ in range(2) for row in next(batches)["x"]}
-        (tmp_path / "admin.url").write_text(server.url)
-        assert run(shell("--rdb").replace(" --cacert ca.crt", ""), tmp_path).returncode == 0
+@pytest.mark.parametrize("executable", find_servers(), ids=server_label)
+def test_a_restored_server_continues_where_the_backup_was_made(executable: Path, tmp_path: Path) -> None:
+    """The samples and the ledger of the group are there, bit-exact, a group reads on, and no protection is missing."""
+    conf, urls = without_tls(executable, tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "redis-server").symlink_to(executable)
+    path = os.pathsep.join([str(tmp_path / "bin"), search_path()])
+    with started(executable, tmp_path, conf) as is_running:
+        assert is_running
+        with penstock.Writer("train", url=urls["producer"], tuning=QUIET) as writer, writer.epoch() as epoch:
+            for number in range(100):
+                epoch.write({"x": np.full(1000, number, np.float32)})
+        with penstock.Loader("train", group="net", batch_size=40, url=urls["trainer"], tuning=QUIET) as loader:
+            batches = iter(loader)
+            seen = {int(row[0]) for _ in range(2) for row in next(batches)["x"]}
+            assert run(shell("--rdb").replace(" --cacert ca.crt", ""), tmp_path).returncode == 0
     # only the first of both batches was acknowledged
-    done = run(shell("restored/dump.rdb").replace("6390", str(port)), tmp_path)
+    restoring = shell("restored/dump.rdb").replace(" --cacert ca.crt", "")
     try:
-        assert "lost 0, duplicate 0" in done.stdout, done.stderr
+        done = run(restoring, tmp_path, PATH=path)
+        assert (done.returncode, "lost 0, duplicate 0" in done.stdout) == (0, True), done.stderr
+    finally:
+        with redis.Redis.from_url(urls["admin"]) as client, suppress(redis.ConnectionError):
+            client.shutdown(nosave=True)
+    restored = tmp_path / "restored"
+    with started(executable, restored, (restored / "redis-tls.conf").read_text()) as is_running:
+        assert is_running
         with penstock.Loader(
             "train",
             group="net",
             batch_size=40,
-            url=f"redis://localhost:{port}",
+            url=urls["trainer"],
             tuning=penstock.Tuning(lease_s=1.0, notify=lambda _: None),
         ) as loader:
             rest = [int(row[0]) for batch in loader for row in batch["x"]]
         assert len(rest) == 60
         assert len(set(rest) - seen) == 20
-        with redis.Redis(port=port) as client:
-            assert client.config_get("appendonly") == {"appendonly": "yes"}
-    finally:
-        subprocess.run(["redis-cli", "-p", str(port), "SHUTDOWN", "NOSAVE"], check=False, env={"PATH": search_path()})
+        with redis.Redis.from_url(urls["admin"]) as client:
+            info = client.info()
+            assert (info["aof_enabled"], info["maxmemory"]) == (1, 2 << 30)
+        with redis.Redis.from_url(urls["nobody"]) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
 
 
 def test_an_export_is_a_backup_of_epochs(secured: Path) -> None:
