@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,6 +196,32 @@ def _urls_by_file(environ: Mapping[str, str]) -> dict[str, str]:
         if not urls[variable]:
             raise BadSettings(variable + FILE, file, "a file that holds a URL (it is empty)")
     return urls
+
+
+def file_with_login(server: str) -> tuple[str, str] | None:
+    """Return the variable and the file that hold the login for a server, or None if no file does.
+
+    Args:
+        server: The address of the server, without the password.
+    """
+    for variable in _BY_FILE:
+        if not (file := os.environ.get(variable + FILE)):
+            continue
+        try:
+            user, hosts = _login(Path(file).read_text(encoding="utf-8").strip())
+            wanted, host = _login(server)
+        except (OSError, ValueError):
+            continue
+        if user == wanted and (hosts == host or "," in hosts):  # a cluster names nodes that the URL does not
+            return variable + FILE, file
+    return None
+
+
+def _login(url: str) -> tuple[str, str]:
+    """Return the user and the hosts of a URL."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2]
+    return parts.username or "default", hosts if re.search(r":\d+$", hosts) else f"{hosts}:6379"
 
 
 @functools.cache

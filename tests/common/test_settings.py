@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_common.settings import DEFAULT_URL, BadSettings, Settings, child_environment
+from penstock_common.settings import DEFAULT_URL, BadSettings, Settings, child_environment, file_with_login
 
 
 def test_an_empty_environment_means_a_local_server(tmp_path: Path) -> None:
@@ -52,6 +52,30 @@ def test_a_url_can_be_a_secret_in_a_file(variable: str, tmp_path: Path) -> None:
     found = Settings.from_environment({f"{variable}_FILE": str(file)})
     assert (found.named_url if variable == "PENSTOCK_URL" else found.named_queue_url) == "redis://default:pw@host:1"
     assert found.queue_url == "redis://default:pw@host:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "is_its"),
+    [
+        ("redis://bob:pw@host", "redis://bob@host:6379", True),
+        ("rediss://bob:pw@host:1/2?ssl_ca_certs=ca.crt", "rediss://bob@host:1/2", True),
+        ("redis://:pw@[::1]:1", "redis://[::1]:1", True),
+        ("redis://bob:pw@a:1,b:1", "redis://bob@10.0.0.1:1", True),
+        ("redis://bob:pw@host", "redis://eve@host:6379", False),
+        ("redis://bob:pw@host:1", "redis://bob@host:2", False),
+        ("redis://[bob", "redis://[bob", False),
+    ],
+)
+def test_a_refused_login_is_corrected_in_its_file(
+    url: str, server: str, is_its: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Advice to change a URL sends a user with a file to the wrong place. A URL of an argument is not in the file."""
+    file = tmp_path / "secret"
+    file.write_text(f"{url}\n")
+    for variable in ("PENSTOCK_URL_FILE", "PENSTOCK_QUEUE_URL_FILE"):
+        monkeypatch.setenv(variable, str(file))
+        assert file_with_login(server) == ((variable, str(file)) if is_its else None)
+        monkeypatch.delenv(variable)
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,44 @@ def test_a_server_with_these_users_keeps_its_streams_over_a_restart(executable: 
                 client.ping()
 
 
+def test_a_password_is_rotated_while_programs_run(tmp_path: Path) -> None:
+    """Whoever replaces the only password ends every producer, worker and trainer."""
+    executable = find_servers()[0]
+    conf, urls = without_tls(executable, tmp_path)
+    old, file = urls["producer"], tmp_path / "producer.url"
+    here = urls["nobody"].partition("//")[2]
+
+    def rotate(having: str) -> None:
+        text = shell(having).replace(" --cacert ca.crt", "").replace("rediss:", "redis:")
+        done = run(text.replace("localhost:6379?ssl_ca_certs=$PWD/ca.crt", here), tmp_path)
+        assert (done.returncode, done.stdout.split()) == (0, ["OK", "OK"]), done
+
+    with started(executable, tmp_path, conf) as is_running, redis.Redis.from_url(urls["admin"]) as admin:
+        assert is_running
+        with penstock.Writer("train", url=old, tuning=QUIET) as writer:
+            with writer.epoch() as epoch:
+                epoch.write({"x": np.int64(0)})
+                rotate(">%s")
+                assert admin.client_kill_filter(skipme=True, _type="normal") > 0
+                epoch.write({"x": np.int64(1)})  # logs in again with the old one
+            new = file.read_text().strip()
+            assert new != old
+            with penstock.Writer("train", url=new, tuning=QUIET) as newer, newer.epoch() as epoch:
+                epoch.write({"x": np.int64(2)})
+                rotate("<%s")
+                admin.client_kill_filter(skipme=True, _type="normal")
+                epoch.write({"x": np.int64(3)})
+        assert (tmp_path / "producer.password").read_text().strip() in new
+    with started(executable, tmp_path, conf) as is_running:  # ACL SAVE kept it
+        assert is_running
+        inspect = f"penstock inspect train --url {new}; PENSTOCK_URL_FILE=producer.url penstock inspect train"
+        assert run(inspect, tmp_path).stdout.count("train") > 1
+        file.write_text(old)
+        done = run("PENSTOCK_URL_FILE=producer.url penstock inspect train", tmp_path)
+    assert done.returncode == 1
+    assert ": put user and password into producer.url, which PENSTOCK_URL_FILE names; a program reads" in done.stderr
+
+
 # --- backup -----------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +422,8 @@ def test_every_block_is_run() -> None:
         "default off",
         "lines.txt",
         "penstock produce",
+        ">%s",
+        "<%s",
         "--rdb",
         "restored/dump.rdb",
         "penstock export",

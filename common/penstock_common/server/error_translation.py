@@ -24,6 +24,7 @@ from penstock_common.errors import (
     WritesRefused,
 )
 from penstock_common.printable import readable_server
+from penstock_common.settings import file_with_login
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 FULL = "max number of clients"
@@ -115,11 +116,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
     if isinstance(error, foreign.BusyLoadingError):
         return ServerLoading(f"{server_at(server)} is still loading its data: wait until it has, then try again")
     if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
-        return Unauthorized(
-            f"{server_at(server)} refused the login ({_text(error)}): "
-            "put user and password into the URL, as in redis://user:password@host:6379; for a server that "
-            '`penstock server` started here, export PENSTOCK_URL="$(penstock server --print-url)"'
-        )
+        return Unauthorized(f"{server_at(server)} refused the login ({_text(error)}): {_login_advice(server)}")
     # 3. no usable connection
     if isinstance(error, foreign.TimeoutError | TimeoutError):
         hint = ", or without TLS (then write redis://)" if server.startswith(_WITH_TLS) else ""
@@ -136,6 +133,20 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
     if isinstance(error, foreign.ResponseError):
         return _refused(error, server)
     return None
+
+
+def _login_advice(server: str) -> str:
+    """Return what to do if a server refuses the login."""
+    if found := file_with_login(server):
+        variable, file = found
+        return (
+            f"put user and password into {file}, which {variable} names; a program reads it as it starts, so start "
+            "this one again if the file has a newer password"
+        )
+    return (
+        "put user and password into the URL, as in redis://user:password@host:6379; for a server that "
+        '`penstock server` started here, export PENSTOCK_URL="$(penstock server --print-url)"'
+    )
 
 
 def _unreachable(error: BaseException, server: str) -> PenstockError:
