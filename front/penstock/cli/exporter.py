@@ -6,7 +6,7 @@ import argparse
 import errno
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.cli import PORT, STREAM_NAME, add_jobs, add_url, queue_url_of, url_of
 from penstock.cli.interrupts import end_by_signals
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
 
+Answer = TypeVar("Answer")
 
 DEFAULT_PORT = 9465
 SNAPSHOT_EVERY_S = 2.0
@@ -29,7 +30,7 @@ EPILOG = (
     "example:\n  penstock exporter --port 9465 --bind 0.0.0.0\n  curl -s localhost:9465/metrics | grep lag\n\n"
     "It looks at the streams every 2 seconds, whether or not somebody scrapes, reads no payload, and goes on when\n"
     "the server comes back (penstock_up is 0 meanwhile). It has no login: whoever reaches the port can read it.\n"
-    "docker/monitoring has alert rules and a Grafana dashboard; docs/monitoring.md lists the metrics.\n\n"
+    "docker/monitoring has alert rules and a Grafana dashboard; docs/metrics.md lists the metrics.\n\n"
     "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no server or no free port, 2 wrong usage"
 )
 
@@ -54,26 +55,27 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Serve metrics until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock.views.exporter import StreamMetrics
     from penstock_common.errors import PenstockError
-    from penstock_common.explain.servers import ServerLooks
     from penstock_common.extras import needed
     from penstock_common.server.connection import may_keep_jobs
-    from penstock_common.stream.client import connect
-    from penstock_common.stream.directory import StreamLister
 
     with needed("prometheus_client", "penstock exporter"):
         from prometheus_client import CollectorRegistry, start_http_server
 
     end_by_signals()
-    queue_url = queue_url_of(args)
-    with connect(url_of(args)) as client, QueueMetrics(queue_url or url_of(args), args.queue) as jobs:
-        has_queue = queue_url is not None or may_keep_jobs(client)
-        streams, registry = StreamMetrics(has_queue=has_queue), CollectorRegistry()
-        names = (lambda: args.stream) if args.stream else StreamLister(client).names
-        looks = ServerLooks(client)
-        monitors: dict[str, StreamMonitor] = {}
-        damaged = _report_damage(look(client, names, monitors, looks, streams), {}, console)
-        streams.take_queues(jobs.look(streams.snapshots) if has_queue else None)
-        registry.register(streams)
+    with (
+        StreamsServer(lambda: url_of(args), args.stream, console) as streams,
+        QueueServer(lambda: queue_url_of(args) or url_of(args), args.queue, console) as jobs,
+    ):
+        client = streams.connected()
+        has_queue = queue_url_of(args) is not None or may_keep_jobs(client)
+        metrics, registry = StreamMetrics(has_queue=has_queue), CollectorRegistry()
+
+        def look_at_both() -> None:
+            streams.look(metrics)
+            metrics.take_queues(jobs.look(metrics.snapshots) if has_queue else None)
+
+        look_at_both()
+        registry.register(metrics)
         try:
             server, thread = start_http_server(args.port, args.bind, registry)
         except OSError as error:
@@ -83,8 +85,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             while True:
                 time.sleep(SNAPSHOT_EVERY_S)
-                damaged = _report_damage(look(client, names, monitors, looks, streams), damaged, console)
-                streams.take_queues(jobs.look(streams.snapshots) if has_queue else None)
+                look_at_both()
         except KeyboardInterrupt:
             return 0
         finally:
@@ -93,31 +94,101 @@ def run(args: argparse.Namespace, console: Console) -> int:
             server.server_close()
 
 
-class QueueMetrics:
-    """The connection to the queue's server, which may be away while the streams' server is not."""
+class WatchedServer:
+    """A server that is looked at again and again. If it refuses the login after a while, each look connects anew.
 
-    def __init__(self, url: str, queue: str) -> None:
-        self._url, self._queue = url, queue
+    The address is read anew then, because its file may have a new password.
+    """
+
+    def __init__(self, url: Callable[[], str], console: Console) -> None:
+        self._url, self._console = url, console
         self._client: Client | None = None
+        self._has_answered = False
+        self._refusal = ""
 
-    def look(self, names: Iterable[str]) -> QueueSnapshot | None:
-        """Count the jobs of the queues that these streams may have. Returns None while the server is away."""
-        from penstock_common.errors import ServerUnavailable
-        from penstock_common.explain.queues import queue_names, snapshot_queues
+    def connected(self) -> Client:
+        """Return a client of the server."""
         from penstock_common.stream.client import connect
 
+        if self._client is None:
+            self._client = connect(self._url())
+        return self._client
+
+    def ask(self, question: Callable[[Client], Answer]) -> Answer | None:
+        """Return the answer, or None while the server is away, or refuses a login that it has taken before."""
+        from penstock_common.errors import ServerUnavailable, Unauthorized
+        from penstock_common.settings import BadSettings
+
         try:
-            self._client = self._client or connect(self._url)
-            return snapshot_queues(self._client, queue_names(self._queue, names))
+            answer = question(self.connected())
         except ServerUnavailable:
             return None
+        except (Unauthorized, BadSettings) as error:  # a file is empty for a moment while it is written
+            if not self._has_answered:
+                raise
+            if self._refusal != str(error):
+                again = f"The exporter itself reads the address anew and tries again every {SNAPSHOT_EVERY_S:g} seconds"
+                self._console.notice(f"penstock: {error}. {again}")
+            self._refusal = str(error)
+            self._close()
+            return None
+        self._has_answered, self._refusal = True, ""
+        return answer
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._client is not None:
-            self._client.close()
+        self._close()
+
+
+class StreamsServer(WatchedServer):
+    """The server of the streams."""
+
+    def __init__(self, url: Callable[[], str], names: Sequence[str], console: Console) -> None:
+        """``names`` are the streams to look at. Without one, all are."""
+        super().__init__(url, console)
+        self._wanted = names
+        self._damaged: dict[str, str] = {}
+
+    def connected(self) -> Client:
+        """See WatchedServer."""
+        from penstock_common.explain.servers import ServerLooks
+        from penstock_common.stream.directory import StreamLister
+
+        is_new = self._client is None
+        client = super().connected()
+        if is_new:
+            self._names = (lambda: self._wanted) if self._wanted else StreamLister(client).names
+            self._looks = ServerLooks(client)
+            self._monitors: dict[str, StreamMonitor] = {}
+        return client
+
+    def look(self, metrics: StreamMetrics) -> None:
+        """Take a snapshot of each stream."""
+        damaged = self.ask(lambda client: look(client, self._names, self._monitors, self._looks, metrics))
+        if damaged is None:
+            metrics.take(None)
+        self._damaged = _report_damage(damaged or {}, self._damaged, self._console)
+
+
+class QueueServer(WatchedServer):
+    """The server of the queue, which may be away while the streams' server is not."""
+
+    def __init__(self, url: Callable[[], str], queue: str, console: Console) -> None:
+        super().__init__(url, console)
+        self._queue = queue
+
+    def look(self, names: Iterable[str]) -> QueueSnapshot | None:
+        """Count the jobs of the queues that these streams may have. Returns None while the server is away."""
+        from penstock_common.explain.queues import queue_names, snapshot_queues
+
+        return self.ask(lambda client: snapshot_queues(client, queue_names(self._queue, names)))
 
 
 def look(

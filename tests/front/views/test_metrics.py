@@ -149,6 +149,48 @@ def test_the_queues_server_is_counted_and_may_go_away_alone(
         assert not [name for name, _ in found if name.startswith("penstock_queue_") and name != "penstock_queue_up"]
 
 
+@pytest.mark.parametrize("refusing", ["streams", "queue"])
+def test_an_exporter_whose_login_is_refused_takes_the_new_one(
+    refusing: str, any_url: str, fresh_server: Callable[..., EmbeddedServer], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A password that is replaced must not end what tells of the servers. The file is read again."""
+    server, file = fresh_server(password=""), tmp_path / "monitor.url"
+    variable, other = "PENSTOCK_URL", "PENSTOCK_QUEUE_URL"
+    if refusing == "queue":
+        variable, other = other, variable
+    monkeypatch.setenv(f"{variable}_FILE", str(file))
+    monkeypatch.setenv(other, any_url)
+    up, other_up = of("penstock_up"), of("penstock_queue_up")
+    if refusing == "queue":
+        up, other_up = other_up, up
+    with redis.Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "monitor", "on", ">old", "~*", "&*", "+@all")
+        file.write_text(server.url.replace("//", "//monitor:old@"))
+        with exporting() as (ran, where):
+            until(where, lambda now: now[up] == now[other_up] == 1)
+            admin.execute_command("ACL", "SETUSER", "monitor", "resetpass", ">new")
+            admin.execute_command("CLIENT", "KILL", "USER", "monitor")
+            assert until(where, lambda now: now[up] == 0)[other_up] == 1
+            file.write_text(server.url.replace("//", "//monitor:new@"))
+            until(where, lambda now: now[up] == now[other_up] == 1)
+            ran.send_signal(signal.SIGTERM)
+            assert ran.wait(timeout=30) == 0
+            assert ran.stderr is not None
+            (line,) = ran.stderr.read().splitlines()
+            assert "refused the login (invalid username-password pair or user is disabled): put user" in line
+            assert f"into {file}, which {variable}_FILE names" in line
+            assert line.endswith(". The exporter itself reads the address anew and tries again every 2 seconds")
+
+
+def test_an_exporter_without_its_server_at_the_start_ends(any_url: str) -> None:
+    """A wrong address is a mistake of whoever typed it. Only a server that was there is waited for."""
+    arguments = ["--port", "0", "--url", "redis://127.0.0.1:1", "--queue-url", any_url]
+    command = [sys.executable, "-m", "penstock", "exporter", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, "no Redis answers at redis://127.0.0.1:1" in ran.stderr) == (1, True), ran.stderr
+
+
 def test_a_damaged_stream_leaves_the_metrics_of_the_others(any_url: str, any_client: Any) -> None:
     """It is reported once, and its metrics return when it is repaired."""
     for name in ("one", "two"):
