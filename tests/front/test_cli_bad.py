@@ -14,7 +14,7 @@ from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from tests.common.stream.audited import append, audited, entry_of, fill, partition_of, train
+from tests.common.stream.audited import append, audited, entry_of, everything, fill, partition_of, rewrite_index, train
 
 Capture = pytest.CaptureFixture[str]
 
@@ -117,6 +117,31 @@ def test_what_was_deleted_by_hand_is_made_again_from_the_source_on_the_command_l
     assert "samples were made again" in said.err
     assert json.loads(said.out)["clean"] is True
     assert run(any_url, "audit", "train", "--repair", *source) == 0
+
+
+def test_a_repair_says_that_it_has_not_read_payloads_unless_it_has(
+    any_url: str, any_client: redis.Redis, capsys: Capture
+) -> None:
+    """A clean verdict over a damaged payload misled who had asked for its repair."""
+    produced(any_url)
+    entry_id, fields = entry_of(any_client, 1)
+    name = next(name for name in fields if name != b"meta")
+    damaged = append(any_client, {**fields, name: bytes([fields[name][0] ^ 1]) + fields[name][1:]})
+    any_client.xdel(partition_of(any_client).entries(0), entry_id)
+    for shard in range(3):
+        index = everything(any_client, partition_of(any_client).index(0, shard))
+        ends = [int(record_id.split(b"-")[0]) for record_id, record in index if record[b"e"] == entry_id]
+        rewrite_index(any_client, shard, dict.fromkeys(ends, (b"e", damaged)))
+    source = ("dataset", "tests.producer.made:numbers", "--transform", "tests.producer.made:every_tenth_fails")
+    assert run(any_url, "audit", "train", "--repair", *source) == 0
+    assert "payloads were not verified: with --deep before --repair" in capsys.readouterr().err
+    assert run(any_url, "audit", "train", "--deep") == 1
+    assert f"entry {damaged.decode()}" in capsys.readouterr().out
+    assert run(any_url, "audit", "train", "--deep", "--repair", *source) == 0
+    said = capsys.readouterr()
+    assert "samples were made again" in said.err
+    assert "not verified" not in said.err
+    assert run(any_url, "audit", "train", "--deep") == 0
 
 
 def test_a_repair_from_another_source_is_one_line(any_url: str, any_client: redis.Redis, capsys: Capture) -> None:

@@ -410,7 +410,11 @@ def test_the_audit_ends_with_a_verdict_and_a_code_that_scripts_can_use(
     assert deleted.decode() in damaged.stdout
     assert forged.decode() in damaged.stdout
     assert damaged.stdout.splitlines()[-1] == "NOT CLEAN: lost 0, duplicate 1, pending 0, 2 findings"
-    assert "to fix: `penstock audit" in damaged.stdout.splitlines()[-2]
+    assert damaged.stdout.splitlines()[-2] == (
+        "to fix: `penstock audit train --deep --repair SOURCE...` makes lost and damaged samples again; "
+        "`penstock bad drop train 0 --all-groups` goes on without what is lost or a dead letter; `penstock bad drop "
+        "train 0 ENTRY --all-groups` deletes an entry that is in no index, once a group was given it"
+    )
     as_json = audit_process(any_server, "--json")
     report = json.loads(as_json.stdout)
     assert (as_json.returncode, report["clean"], report["duplicate"], len(report["findings"])) == (1, False, 1, 2)

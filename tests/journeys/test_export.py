@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, StreamConflict
+from penstock_common.errors import BadExport, ChecksumMismatch, EpochIncomplete, EpochNotFound, StreamConflict
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.folder import open_segment
 from penstock_common.segments.reader import scan
@@ -37,6 +37,7 @@ from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.importer import import_stream
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import Writer
+from tests.producer import repaired
 
 SPEC: dict[str, Any] = {
     "f": ("float32", (3,)), "b": ("bool", (2,)), "h": ("bfloat16", (2,)), "r": ("float16", (None, 2)),
@@ -310,6 +311,22 @@ def test_a_small_server_takes_an_import(any_url: str, fresh_server: Callable[...
     import_stream(tmp_path / "out", "back", url=small.url, notify=lambda _: None)
     with connect(small.url) as client:
         assert load_stream(client, "back").budget_bytes == 37 << 20
+
+
+def test_a_damaged_entry_is_named_with_its_samples_and_the_way_to_repair_it(
+    any_url: str, any_client: Client, tmp_path: Path
+) -> None:
+    """Whoever copies a stream for the archive learns which samples are damaged, and what makes them again."""
+    repaired.produce(any_url)
+    lost = repaired.damage_entry(any_client, 1, 2)
+    entry = repaired.records(any_client, 1)[2][1][b"e"].decode()
+    with pytest.raises(ChecksumMismatch, match="payload has xxh3") as told:
+        export_stream(any_client, "t", tmp_path / "out")
+    where = f"entry {entry} of stream 't' (epoch 0, shard 1, offsets {lost.start}-{lost.stop - 1}) cannot be exported: "
+    assert str(told.value).startswith(where)
+    assert "; `penstock audit t --deep --repair SOURCE...` makes damaged samples again" in str(told.value)
+    repaired.repair(any_url, deep=True)
+    assert export_stream(any_client, "t", tmp_path / "out").new == (0,)
 
 
 def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_path: Path) -> None:

@@ -93,11 +93,12 @@ def produce(
                 fill(source, order.items(shard), part, shard, EpochSeed(SEED, 0), FailureLimit(lambda: False))
 
 
-def repair(url: str, source: Any = None, said: list[str] | None = None) -> RepairResult:
+def repair(url: str, source: Any = None, said: list[str] | None = None, *, deep: bool = False) -> RepairResult:
     """Repairs epoch 0."""
     with connect(url) as client:
         return repair_epoch(
-            client, load_stream(client, "t"), 0, source or Numbers(), notify=(said if said is not None else []).append
+            client, load_stream(client, "t"), 0, source or Numbers(), deep=deep,
+            notify=(said if said is not None else []).append,
         )  # fmt: skip
 
 
@@ -123,6 +124,23 @@ def lose_entry(client: redis.Redis, shard: int, position: int) -> range:
     record_id, fields = records(client, shard)[position]
     assert client.xdel(stream_of(client).partition_of(shard).entries(0), fields[b"e"])
     return range(int(fields[b"f"]), int(record_id.split(b"-")[0]))
+
+
+def damage_entry(client: redis.Redis, shard: int, position: int, name: bytes = b"x") -> range:
+    """Flips a bit in a field of the entry of a shard's index record, as broken memory would; the offsets it holds.
+
+    Redis changes no entry, so a damaged copy takes its place, and the index is written again.
+    """
+    partition, kept = stream_of(client).partition_of(shard), records(client, shard)
+    found: Any = client.xrange(partition.entries(0), kept[position][1][b"e"], kept[position][1][b"e"])
+    entry = {**found[0][1], name: bytes([found[0][1][name][0] ^ 1]) + found[0][1][name][1:]}
+    client.xdel(partition.entries(0), found[0][0])
+    made: Any = client.xadd(partition.entries(0), entry)
+    kept[position][1][b"e"] = made
+    client.delete(partition.index(0, shard))
+    for record_id, fields in kept:
+        client.execute_command("XADD", partition.index(0, shard), record_id, *(p for f in fields.items() for p in f))
+    return range(int(kept[position][1][b"f"]), int(kept[position][0].split(b"-")[0]))
 
 
 def lose_record(client: redis.Redis, shard: int, position: int) -> None:

@@ -28,6 +28,7 @@ from tests.producer.repaired import (
     Numbers,
     Pages,
     audit,
+    damage_entry,
     lose_entry,
     lose_record,
     lose_tail,
@@ -98,6 +99,37 @@ def test_a_deleted_entry_is_made_again_and_only_who_lacked_it_is_given_it(
         epoch.write({"x": [1, 1], "noise": 0, "tag": b""})
     assert [epoch for epoch, _, _ in train(url, "had")] == [1]
     assert audit(url).is_clean
+
+
+def test_a_damaged_payload_is_made_again_where_payloads_are_read(any_url: str, any_client: redis.Redis) -> None:
+    """Headers are whole, so only a deep repair finds it. A damaged header is found by any."""
+    produce(any_url)
+    before = replay(any_url)
+    lost = damage_entry(any_client, 1, 2)
+    assert (repair(any_url).made, audit(any_url, deep=False).is_clean) == (0, True)
+    source = Numbers()
+    assert (repair(any_url, source, deep=True).made, len(source.reads)) == (len(lost), len(lost))
+    report = audit(any_url)
+    assert (report.findings, report.lost, report.duplicate, report.is_clean) == ([], 0, 0, True)
+    damage_entry(any_client, 0, 3, b"meta")
+    assert repair(any_url).made > 0
+    assert (audit(any_url).findings, replay(any_url)) == ([], before)
+
+
+def test_a_damaged_dead_letter_is_made_again_and_its_group_is_given_it(any_url: str, any_client: redis.Redis) -> None:
+    """The group had closed the epoch over it, and another group that trained before the damage is given nothing."""
+    produce(any_url)
+    first = train(any_url, "before")
+    lost = damage_entry(any_client, 1, 1)
+    met = train(any_url)
+    assert sum(met.values()) == SAMPLES - len(BAD) - len(lost)
+    assert repair(any_url, deep=True).made == len(lost)
+    assert (audit(any_url).findings, audit(any_url).dead) == ([], 0)
+    assert sorted(train(any_url)) == [(0, 1, offset) for offset in lost]
+    assert set(first.values()) == {1}
+    with Writer("t", url=any_url) as writer, writer.epoch() as epoch:
+        epoch.write({"x": [1, 1], "noise": 0, "tag": b""})
+    assert [epoch for epoch, _, _ in train(any_url, "before")] == [1]
 
 
 def test_a_compressed_epoch_is_repaired_as_it_was(any_url: str, any_client: redis.Redis) -> None:
@@ -407,7 +439,7 @@ class TestRefusals:
         with Writer("t", url=any_url, spec=repaired.SPEC) as writer, writer.epoch() as epoch:
             epoch.write({"x": [1, 1], "noise": 0, "tag": b""})
         lose_entry(any_client, 0, 0)
-        with pytest.raises(NotRepairable, match=r"written by a program.*penstock bad drop"):
+        with pytest.raises(NotRepairable, match=r"written by a program.*`penstock bad drop t 0 --all-groups`"):
             repair(any_url)
 
     def test_a_good_sample_that_cannot_be_made_any_more_is_named(self, any_url: str, any_client: redis.Redis) -> None:

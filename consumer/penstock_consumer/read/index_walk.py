@@ -294,7 +294,7 @@ class IndexWalk:
         return EpochIncomplete(
             f"epoch {self._manifest.epoch} of {name!r}: the index of shard {shard} has no record of offsets "
             f"{lo}-{hi - 1}{why and f' ({why})'}: `penstock audit {name} --repair SOURCE...` makes them again, "
-            f"`penstock bad drop {name} {self._manifest.epoch}` goes on without",
+            f"`penstock bad drop {name} {self._manifest.epoch} --group GROUP` goes on without",
             missing,
         )
 

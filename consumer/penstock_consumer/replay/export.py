@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
 
-from penstock_common.errors import BadEntry, BadExport, EpochIncomplete
+from penstock_common.errors import BadEntry, BadExport, EpochIncomplete, UnsupportedVersion
 from penstock_common.segments.exports import (
     CONTENTS,
     KIND,
@@ -159,10 +159,19 @@ def _verified(
     client: Client, held: RetainedEpoch, shard: int, record: IndexRecord, segments: SegmentReader | None
 ) -> Fields:
     stream, epoch = held.stream, held.epoch
-    fields = entry_fields(client, stream, epoch, shard, record.entry_id, segments)
-    if fields is None:
-        raise held.truncated(record)
-    header, _ = decode(fields, stream.require_spec(), takes_refs=segments is not None)
+    try:
+        fields = entry_fields(client, stream, epoch, shard, record.entry_id, segments)
+        if fields is None:
+            raise held.truncated(record)
+        header, _ = decode(fields, stream.require_spec(), takes_refs=segments is not None)
+    except UnsupportedVersion:
+        raise  # nothing is damaged, and its text says what to do
+    except BadEntry as error:
+        raise type(error)(
+            f"entry {record.entry_id.decode()} of stream {stream.name!r} (epoch {epoch}, shard {shard}, offsets "
+            f"{record.first}-{record.end - 1}) cannot be exported: {error}; `penstock audit {stream.name} --deep "
+            "--repair SOURCE...` makes damaged samples again, --epoch N exports other epochs"
+        ) from error
     said = (header.stream, header.epoch, header.shard, header.first, header.end, header.holes)
     if said != (stream.id, epoch, shard, record.first, record.end, record.holes):
         raise BadEntry(

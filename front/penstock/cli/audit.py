@@ -25,6 +25,7 @@ example:
   penstock audit train
   penstock audit train --epoch 2 --deep
   penstock audit train --repair images photos/ --resize 224x224 --transform augment:flip
+  penstock audit train --deep --repair images photos/ --resize 224x224
 
 Counts are samples. produced: committed by producers; bad: the source could not make them. Per group: delivered =
 acknowledged by training; pending = given out, not acknowledged; unread = not given out yet, or in canonical order not
@@ -42,9 +43,10 @@ By default payloads stay in the server: ids and headers are compared. --deep fet
 It may run while the stream is written and read.
 
 --repair SOURCE... makes again what of a complete epoch is missing, and nothing else: entries that were deleted, the end
-of an index that a server lost. Everything after it names the source, as `penstock produce` was given it; seed and cut
-come from the epoch itself, and a source that is not the same is refused. An entry that is there and only lost its index
-record gets it back. Groups that had acknowledged the samples are not given them again.
+of an index that a server lost. With --deep it also replaces the entries whose payload is damaged, dead letters among
+them, which their groups are then given. Everything after it names the source, as `penstock produce` was given it; seed
+and cut come from the epoch itself, and a source that is not the same is refused. An entry that is there and only lost
+its index record gets it back. Groups that had acknowledged the samples are not given them again.
 
 exit codes: 0 nothing is lost, duplicated or unexplained, 1 something is, or an error, 2 wrong usage"""
 
@@ -72,8 +74,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with connect(url_of(args)) as client:
         report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
         if source is not None and any(epoch.missing for epoch in report.epochs):
-            _repair(client, report, source, console)
+            _repair(client, report, source, console, deep=args.deep)
             report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
+    if source is not None and not args.deep:
+        console.notice(
+            "payloads were not verified: with --deep before --repair, damaged ones are found and made again, too"
+        )
     if args.json:
         console.json(as_json(report))
     else:
@@ -81,7 +87,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0 if report.is_clean else 1
 
 
-def _repair(client: Client, report: AuditReport, config: SourceConfig, console: Console) -> None:
+def _repair(client: Client, report: AuditReport, config: SourceConfig, console: Console, *, deep: bool) -> None:
     from penstock_common.stream.streams import load_stream
     from penstock_producer.jobs.repair import repair_epoch
     from penstock_producer.sources.open import open_source
@@ -91,7 +97,7 @@ def _repair(client: Client, report: AuditReport, config: SourceConfig, console: 
     try:
         for epoch in report.epochs:
             if epoch.missing:
-                done = repair_epoch(client, stream, epoch.epoch, source, notify=console.notice)
+                done = repair_epoch(client, stream, epoch.epoch, source, deep=deep, notify=console.notice)
                 bad = f", {done.bad} could not be made" if done.bad else ""
                 console.notice(
                     f"epoch {epoch.epoch}: {done.made} samples were made again, {done.found} were there and only lost "
@@ -179,10 +185,12 @@ def _advice(report: AuditReport) -> Iterator[str]:
             "seconds; what was lost stays named"
         )
     if not report.is_clean:
+        number = next((str(epoch.epoch) for epoch in report.epochs if not epoch.is_clean), "EPOCH")
         yield (
-            f"to fix: `penstock audit {name} --repair SOURCE...` makes lost samples again; "
-            f"`penstock bad drop {name} EPOCH` goes on without; with an entry's id and --all-groups it deletes one "
-            "that was forged"
+            f"to fix: `penstock audit {name} --deep --repair SOURCE...` makes lost and damaged samples again; "
+            f"`penstock bad drop {name} {number} --all-groups` goes on without what is lost or a dead letter; "
+            f"`penstock bad drop {name} {number} ENTRY --all-groups` deletes an entry that is in no index, once a "
+            "group was given it"
         )
 
 

@@ -156,7 +156,7 @@ export class IndexWalk {
       throw new EpochIncomplete(
         `epoch ${epoch} of '${name}': the index of shard ${this.#shard} has no record of offsets ` +
           `${this.#offset}-${end - 1}: \`penstock audit ${name} --repair SOURCE...\` makes them again, ` +
-          `\`penstock bad drop ${name} ${epoch}\` goes on without`,
+          `\`penstock bad drop ${name} ${epoch} --group GROUP\` goes on without`,
       );
     }
     this.#add({ end, entryId: "", first: this.#offset, count: 0, bytes: 0, holes: [], writer: "" });

@@ -1,6 +1,6 @@
-"""Repair: make exactly the samples again that an audit found missing, from the source they were made of.
+"""Repair: make exactly the samples again that an audit found missing or damaged, from the source they were made of.
 
-The audit finds the missing samples. The transaction is in ``penstock_common.stream.mending.repairs``.
+The audit finds the samples. The transaction is in ``penstock_common.stream.mending.repairs``.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ class RepairResult:
 
 
 def repair_epoch(
-    client: Client, stream: Stream, epoch: int, source: AnySource, *, notify: Notify = to_stderr
+    client: Client, stream: Stream, epoch: int, source: AnySource, *, deep: bool = False, notify: Notify = to_stderr
 ) -> RepairResult:
     """Put back what the audit of a complete epoch finds missing, and nothing else. It may be repeated at any time.
 
+    An entry that cannot be read is replaced. Only ``deep`` reads payloads, and so finds those that are damaged.
     ``source`` must be the one the epoch was made of. Raises NotRepairable if it is not, or cannot make an item by its
     number; EpochNotFound; SampleError for a sample that was good and cannot be made now.
     """
@@ -71,7 +72,7 @@ def repair_epoch(
     if manifest.state == ABANDONED:
         raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: no group waits for its samples")
     done = RepairResult(epoch)
-    missing = find_missing_ranges(client, stream, epoch)
+    missing = find_missing_ranges(client, stream, epoch, deep=deep)
     if any(not lost.found for lost in missing):
         order = _order(stream, manifest, source)
     for lost in missing:
@@ -89,16 +90,14 @@ def repair_epoch(
 def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
     """Return the epoch's order. Raises NotRepairable unless it is exactly the one that was planned."""
     what = f"epoch {manifest.epoch} of {stream.name!r}"
+    without = f"go on without what is missing: `penstock bad drop {stream.name} {manifest.epoch} --all-groups`"
     if manifest.kind == FEED or not manifest.fingerprint or manifest.sizes is None:
         raise NotRepairable(
             f"{what} cannot be made again: it was written by a program or comes from an endless feed, not from a "
-            "source that makes an item by its number; go on without what is missing: `penstock bad drop`"
+            f"source that makes an item by its number; {without}"
         )
     if not can_make_again(source):
-        raise NotRepairable(
-            f"{what} cannot be repaired from this source: an iterator only goes forward; "
-            "go on without what is missing: `penstock bad drop`"
-        )
+        raise NotRepairable(f"{what} cannot be repaired from this source: an iterator only goes forward; {without}")
     shuffles = [s for s in (True, False) if plan_fingerprint(source.fingerprint, s) == manifest.fingerprint]
     if not shuffles:
         raise NotRepairable(
@@ -119,7 +118,8 @@ def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: Missing
     if patch is None:
         done.waiting.append(
             f"shard {lost.shard} offsets {lost.first}-{lost.end - 1}: entry {lost.found} claims them and cannot be "
-            "decoded; `penstock bad drop` removes it, then repair again"
+            f"decoded; `penstock bad drop {stream.name} {manifest.epoch} {lost.found} --all-groups` deletes it once a "
+            "group was given it, then repair again"
         )
     elif commit_patch(client, stream, manifest, lost, patch, ()):
         done.count(found=patch.count)
@@ -134,7 +134,7 @@ def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, don
         group, member = held
         done.waiting.append(
             f"shard {lost.shard} offsets {lost.first}-{lost.end - 1}: member {member!r} of group {group!r} was given "
-            f"entry {lost.entry} before it was deleted and may be training on it; repair again when it is done"
+            f"entry {lost.entry} before it was lost and may be training on it; repair again when it is done"
         )
     return held is not None
 

@@ -296,7 +296,7 @@ def test_what_is_gone_cannot_be_retried_and_the_text_says_what_can(any_url: str,
     read(any_url)
     any_client.xdel(partition_of(any_client).entries(0), broken)
     stream = load_stream(any_client, "train")
-    with pytest.raises(StreamConflict, match=r"cannot be given again; `penstock audit train --repair`"):
+    with pytest.raises(StreamConflict, match=r"cannot be given again; `penstock audit train --repair SOURCE...`"):
         retry_dead(any_client, stream, entry=broken.decode())
     assert retry_dead(any_client, stream) == []
     with pytest.raises(StreamConflict, match="a quarantined sample is a hole"):

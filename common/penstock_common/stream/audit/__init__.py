@@ -63,9 +63,9 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
     return report
 
 
-def find_missing_ranges(client: Client, stream: Stream, epoch: int) -> list[MissingRange]:
-    """Return what the audit of one epoch finds missing. Raises EpochNotFound."""
-    audits = audit_stream(client, stream, epoch=epoch).epochs
+def find_missing_ranges(client: Client, stream: Stream, epoch: int, *, deep: bool = False) -> list[MissingRange]:
+    """Return what the audit of one epoch finds missing or damaged. Raises EpochNotFound."""
+    audits = audit_stream(client, stream, epoch=epoch, deep=deep).epochs
     return audits[0].missing if audits else []
 
 

@@ -17,7 +17,7 @@ MOST_RANGES = 5
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """The offsets [first, end) of a shard that a complete epoch should hold and does not."""
+    """The offsets [first, end) of a shard that a complete epoch should hold, and does not or only damaged."""
 
     shard: int
     first: int
@@ -25,7 +25,7 @@ class MissingRange:
     holes: tuple[int, ...] = ()
     """Offsets in it that are known to be bad."""
     entry: str = ""
-    """The id of the entry that held it and is gone, or empty if no index record names one."""
+    """The id of the entry that held it and is gone or damaged, or empty if no index record names one."""
     found: str = ""
     """The id of an entry that exists and holds exactly this, though no index record names it."""
 

@@ -245,12 +245,12 @@ class _PartitionJudgement:
         is_gone = held is not None and held.is_gone
         is_there = (held is not None and not is_gone) or parse_id(record.entry_id) > self._newest
         offsets = _offsets(record.first, record.end, record.holes)
+        lost = MissingRange(shard, record.first, record.end, record.holes, record.entry_id.decode())
         if is_gone or (not is_there and not self._is_rightly_trimmed(shard, record)):
             if held is None:
                 self._missing.append((shard, record))
             if self._given_up(shard, record.end)[offsets].all():
                 return _Span(record.entry_id, offsets, is_there)
-            lost = MissingRange(shard, record.first, record.end, record.holes, record.entry_id.decode())
             self._audit.missing.append(lost)
             name = f"entry {record.entry_id.decode()} ({_identity(shard, record)})"
             if held is not None:
@@ -259,6 +259,8 @@ class _PartitionJudgement:
                 self._find(f"{name} is in the index and not in the stream: it was deleted, and not by retention")
         elif not is_there:
             self._audit.count(trimmed=1)
+        elif held is not None and held.is_damaged and not self._given_up(shard, record.end)[offsets].all():
+            self._audit.missing.append(lost)  # `_check_header` names it
         return _Span(record.entry_id, offsets, is_there)
 
     def _gap(self, shard: int, first: int, end: int) -> list[MissingRange]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadEntry, DamagedKey
+from penstock_common.errors import BadEntry, DamagedKey, UnsupportedVersion
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, EntryId, parse_id, read_by_script, readable
@@ -61,6 +61,8 @@ class SurveyedEntry:
     problem: str = ""
     is_gone: bool = False
     """Whether its payload is in a segment that is missing or too short. The entry then counts as deleted."""
+    is_damaged: bool = False
+    """Whether no reader can decode it. An entry of a later version is not damaged."""
 
 
 @dataclass(slots=True)
@@ -232,12 +234,15 @@ def _held(
         page = _page(client, partition, epoch, start, count)
         problems = _checked(client, partition, epoch, spec, page, segments) if deep else {}
         for entry_id, meta, nbytes in page:
-            header, problem = _header(meta, spec)
+            header, error = _header(meta, spec)
+            error = problems.get(entry_id, error)
             gone = _why_gone(header, segments)
             if gone and not client.xrange(partition.entries(epoch), entry_id, entry_id):
                 continue  # the entry was removed since it was listed, and then its segment
             held = nbytes if header is None or header.ref is None else stored_bytes(header, header.ref.sizes)
-            yield SurveyedEntry(entry_id, held, header, gone or problems.get(entry_id, problem), bool(gone))
+            problem = "" if error is None else f"{type(error).__name__}: {error}"[:300]
+            is_damaged = error is not None and not isinstance(error, UnsupportedVersion)
+            yield SurveyedEntry(entry_id, held, header, gone or problem, bool(gone), is_damaged)
         if len(page) < count:
             return
         start = b"(" + page[-1][0]
@@ -252,11 +257,11 @@ def _page(
     return [(entry_id, meta, int(nbytes)) for entry_id, meta, nbytes in reply]
 
 
-def _header(meta: bytes, spec: Spec) -> tuple[Header | None, str]:
+def _header(meta: bytes, spec: Spec) -> tuple[Header | None, BadEntry | None]:
     try:
-        return parse_header(meta, spec, takes_refs=True), ""
+        return parse_header(meta, spec, takes_refs=True), None
     except BadEntry as error:
-        return None, f"{type(error).__name__}: {error}"[:300]
+        return None, error
 
 
 def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
@@ -272,14 +277,14 @@ def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
 
 def _checked(
     client: Client, partition: PartitionKeys, epoch: int, spec: Spec, page: list[Listed], segments: SegmentReader | None
-) -> dict[bytes, str]:
+) -> dict[bytes, BadEntry]:
     """Fetch payloads, and return entry id -> why it cannot be decoded."""
-    problems: dict[bytes, str] = {}
+    problems: dict[bytes, BadEntry] = {}
     if not page:
         return problems
     for entry_id, fields in client.xrange(partition.entries(epoch), page[0][0], page[-1][0], count=len(page)):
         try:
             decode(whole_fields(list(fields.items()), spec, segments), spec, takes_refs=segments is not None)
         except BadEntry as error:
-            problems[entry_id] = f"{type(error).__name__}: {error}"[:300]
+            problems[entry_id] = error
     return problems

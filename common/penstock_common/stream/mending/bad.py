@@ -163,7 +163,8 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
         if must:
             raise StreamConflict(
                 f"group {letter.group!r} reads in order: its ranks have gone on with other samples in the place of "
-                f"entry {letter.entry}; `penstock audit {stream.name} --repair` makes again what is missing"
+                f"entry {letter.entry}; `penstock audit {stream.name} --deep --repair SOURCE...` makes again what is "
+                "damaged"
             )
         return False
     # first every partition notes that the epoch is needed: from then on no release can take what becomes pending
@@ -181,7 +182,8 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
     if must:
         raise StreamConflict(
             f"entry {letter.entry} of epoch {letter.epoch} is gone, or its epoch abandoned: it cannot be given again; "
-            f"`penstock audit {stream.name} --repair` makes it again, `penstock bad drop` goes on without"
+            f"`penstock audit {stream.name} --repair SOURCE...` makes it again, "
+            f"`penstock bad drop {stream.name} {letter.epoch} --group {letter.group}` goes on without"
         )
     return False
 
