@@ -26,6 +26,15 @@ from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_NDIM, MAX_TENSORS
 _RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 """A Python number may be converted to a kind of the same or a higher rank: True -> 1 -> 1.0 -> 1+0j."""
 _PYTHON = (bool, int, float, complex, list, tuple)
+_NUMBERS = frozenset({bool, int, float, complex})
+
+
+class UnlikeParts(TypeError):
+    """A list whose parts numpy would convert to one dtype."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        self.found, self.expected = found, expected
+        super().__init__(f"{found}, expected {expected}")
 
 
 def is_masked(array: NDArray[Any]) -> bool:
@@ -36,15 +45,60 @@ def is_masked(array: NDArray[Any]) -> bool:
 def as_array(value: Any) -> NDArray[Any]:
     """Return a value as a numpy array; torch's bfloat16, which torch does not convert, by its bits.
 
-    Raises ValueError, TypeError or RuntimeError for a value that is not an array.
+    Raises UnlikeParts for a list of unlike values, and ValueError, TypeError or RuntimeError for a value that is not an
+    array.
     """
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
+        if isinstance(value, (list, tuple)) and array.dtype.kind in "iufc":
+            _require_like_parts(value, array)
+        return array
+    except UnlikeParts:
+        raise
     except TypeError:
         torch = sys.modules.get("torch")  # a tensor's owner has imported torch
         if torch is None or getattr(value, "dtype", None) is not torch.bfloat16:
             raise
         return np.asarray(value.view(torch.int16)).view(numpy_dtype(BFLOAT16))
+
+
+def _require_like_parts(value: list[Any] | tuple[Any, ...], array: NDArray[Any]) -> None:
+    """Raise UnlikeParts if numpy gave the parts of a list one dtype that some of them do not have.
+
+    Python's numbers have no dtype. They may become what numpy makes of them if no integer changes.
+    """
+    kinds = _kinds(value)
+    a_list_of = f"a {type(value).__name__} of"
+    dtypes = sorted(kind for kind in kinds if isinstance(kind, str))
+    if dtypes and array.dtype.kind in "fc" and dtypes[0].startswith(("int", "uint")) and not kinds.isdisjoint(_NUMBERS):
+        dtypes.append("Python float")
+    if len(dtypes) > 1:
+        raise UnlikeParts(
+            f"{a_list_of} values of {', '.join(dtypes[:-1])} and {dtypes[-1]}",
+            "one dtype: name the parts, in a dict or a tuple, or convert them, as with .astype('float32')",
+        )
+    if int in kinds and array.dtype.kind in "fc":
+        for found, given in zip(array.real.flat, np.asarray(value, dtype=object).flat, strict=False):
+            if isinstance(given, int) and int(found) != given:
+                raise UnlikeParts(
+                    f"{a_list_of} integers and other numbers, of which {array.dtype} cannot hold {given}",
+                    "numbers of one kind: name the parts, in a dict or a tuple",
+                )
+
+
+def _kinds(parts: list[Any] | tuple[Any, ...]) -> set[Any]:
+    """Return the names of the dtypes of the parts, at any depth, and the types of those that have none."""
+    types: set[Any] = set(map(type, parts))
+    if types <= _NUMBERS:  # most lists, so no part is looked at
+        return types
+    kinds: set[Any] = set()
+    for part in parts:
+        if isinstance(part, (list, tuple)):
+            kinds |= _kinds(part)
+        else:
+            dtype = getattr(part, "dtype", None)
+            kinds.add(type(part) if dtype is None else str(dtype).removeprefix("torch."))
+    return kinds
 
 
 def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
@@ -65,6 +119,8 @@ def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, 
         raise SpecMismatch(tensor, f"a dict of {names:.80}", f"{dtype_name} of shape {shape}")
     try:
         found = as_array(value)
+    except UnlikeParts as error:
+        raise SpecMismatch(tensor, error.found, error.expected) from None
     except (ValueError, TypeError, RuntimeError) as error:
         text = f"a {type(value).__name__} that is no array ({str(error)[:80]})"
         raise SpecMismatch(tensor, text, f"{dtype_name} of shape {shape}") from None
@@ -385,6 +441,8 @@ def _inferred(name: str, value: Any) -> TensorSpec:
         return TensorSpec(name, BYTES, ())
     try:
         array = as_array(value)
+    except UnlikeParts as error:
+        raise BadSpec(f"tensor {name!r} is {error}") from None
     except (ValueError, TypeError, RuntimeError) as error:
         raise BadSpec(f"tensor {name!r}: {an(value)} is no array ({str(error)[:120]}); make it one, or bytes") from None
     dtype = wire_name(array.dtype)

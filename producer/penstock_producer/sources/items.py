@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SpecMismatch
 from penstock_common.wire.dtypes import wire_name
-from penstock_common.wire.spec import as_array, flattened
+from penstock_common.wire.spec import UnlikeParts, as_array, flattened
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import Sample
 
@@ -72,6 +72,8 @@ def _value(name: Any, value: Any, key: str) -> Any:
         return value.encode()
     try:
         array = as_array(value)
+    except UnlikeParts as error:
+        raise SampleError(f"{key}: tensor {name!r} is {error}") from None
     except Exception as error:
         kind = type(value).__name__
         if isinstance(value, (list, tuple)) and isinstance(error, ValueError):  # numpy's, of ragged parts
@@ -112,7 +114,10 @@ def batch_tensors(batch: Any, key: str) -> dict[str, Any]:
         for inner, tensor in _flat(str(name), value):
             if inner in tensors:
                 raise SampleError(f"{key}: two tensors are named {inner!r}")
-            tensors[inner] = tensor if _is_texts(tensor) else as_array(tensor)
+            try:
+                tensors[inner] = tensor if _is_texts(tensor) else as_array(tensor)
+            except UnlikeParts as error:
+                raise SampleError(f"{key}: tensor {inner!r} is {error}") from None
     return tensors
 
 

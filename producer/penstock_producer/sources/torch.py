@@ -98,7 +98,14 @@ class TorchLoaderSource(GeneratorSource):
         """Make a batch with the tensor names of the Dataset's items, or a sample of an item."""
         if self.batched and self._transform is None:
             item = _by_name(item, self.key(position))
-        return super().make(item, position, rng)
+        try:
+            return super().make(item, position, rng)
+        except SampleError as error:
+            if self.batched or self._transform is not None or not isinstance(item, list):
+                raise
+            raise SampleError(
+                f"{error}; a DataLoader without batches makes lists of tuples: give its Dataset itself"
+            ) from error
 
 
 def _by_name(batch: Any, key: str) -> Mapping[Any, Any]:

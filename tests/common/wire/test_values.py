@@ -97,6 +97,32 @@ def test_a_list_that_is_no_array_is_refused_by_name(value: Any) -> None:
         TensorSpec("x", "int64", (None, None)).canonical(value)
 
 
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ([np.int64(2**60 + 1), np.float32(0.5)], "a list of values of float32 and int64, expected one dtype: name the"),
+        ((np.zeros(2, np.uint8), np.ones(2)), "a tuple of values of float64 and uint8, expected one dtype: name the"),
+        ([np.int64(3), 0.5], "a list of values of int64 and Python float, expected one dtype"),
+        ([[0.5, 1], [2**60 + 1, 2]], f"of which float64 cannot hold {2**60 + 1}, expected numbers of one kind"),
+        ([2**64 - 1, -1], f"of which float64 cannot hold {2**64 - 1}, expected"),
+    ],
+)
+def test_a_list_of_unlike_values_is_refused_and_not_converted(value: Any, found: str) -> None:
+    """Numpy makes float64 of them, which rounds large integers, such as ids."""
+    with pytest.raises(SpecMismatch, match=f"tensor 'y': found {found}" if found.startswith("a ") else found):
+        TensorSpec("y", "float64", (2,)).canonical(value)
+    with pytest.raises(BadSpec, match=found):
+        Spec.infer({"y": value})
+
+
+def test_a_list_of_python_numbers_is_what_numpy_makes_of_it() -> None:
+    """An integer that float64 holds does not change."""
+    values: list[list[Any]] = [[1, 2.5], [2**53, 0.5], [True, 2], [np.float32(1), 2]]
+    for value in values:
+        assert Spec.infer({"y": value})["y"].dtype == np.asarray(value).dtype
+        assert TensorSpec("y", "float64", (2,)).canonical(value).tolist() == [float(number) for number in value]
+
+
 def test_an_empty_list_is_no_boxes_whatever_a_box_is() -> None:
     """An image without objects has [] in every label file."""
     found = TensorSpec("boxes", "float32", (None, 4)).canonical([])

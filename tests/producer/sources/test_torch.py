@@ -243,6 +243,25 @@ def test_a_data_loaders_batches_have_the_names_of_its_datasets_items() -> None:
     assert [list(points.make(item, 0, sample_rng(0, 0, 0, 0))) for item in points] == [["row", "column"]]
 
 
+def test_a_data_loader_without_batches_does_not_mix_a_samples_parts() -> None:
+    """Torch makes lists of tuples there, and a list of unlike numbers would become float64."""
+    pairs = TensorDataset(torch.tensor([2**60 + 1]), torch.tensor([0.5]))
+    source = opened(LocalConfig(token=register(DataLoader(pairs, batch_size=None))))
+    with pytest.raises(SampleError, match=r"list of values of float32 and int64, .*: give its Dataset itself"):
+        source.make(next(iter(source)), 0, sample_rng(0, 0, 0, 0))
+    itself = opened(LocalConfig(token=register(pairs)))
+    assert {name: value.tolist() for name, value in read(itself, 0).items()} == {"x": 2**60 + 1, "y": 0.5}
+
+
+def test_a_tuple_below_a_name_is_one_tensor_of_a_dataset_and_several_of_its_data_loader() -> None:
+    """Torch's batches have a list there, whose parts may differ in dtype. The page says so."""
+    items = [{"k": (n, 2 * n)} for n in range(2)]
+    assert np.asarray(read(opened(LocalConfig(token=register(items))), 1)["k"]).tolist() == [1, 2]
+    source = opened(LocalConfig(token=register(DataLoader(items, batch_size=2))))
+    batch = source.make(next(iter(source)), 0, sample_rng(0, 0, 0, 0))
+    assert {name: values.tolist() for name, values in batch.items()} == {"k0": [0, 1], "k1": [0, 2]}
+
+
 def test_batches_whose_samples_lie_apart_are_refused_in_words() -> None:
     """The collate function of torchvision's detection examples makes no batch of tensors."""
     loader = DataLoader(Detection(), batch_size=2, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
