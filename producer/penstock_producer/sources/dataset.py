@@ -81,6 +81,7 @@ class ParallelArrays:
 
 def _as_columns(dataset: Any, name: str) -> Any:
     """Return a tuple or dict of arrays as one dataset with a row of each, and other objects as they are."""
+    require_rows(dataset, name)
     arrays = dataset if isinstance(dataset, Mapping) else None
     if isinstance(dataset, tuple) and 1 <= len(dataset) <= len(TUPLE_NAMES) and all(map(_is_array, dataset)):
         arrays = dict(zip(TUPLE_NAMES, dataset, strict=False))
@@ -88,10 +89,35 @@ def _as_columns(dataset: Any, name: str) -> Any:
         return dataset
     if not arrays or not all(map(_is_array, arrays.values())):
         raise SourceError(f"{name} is a {type(dataset).__name__} of other objects than arrays; expected items by index")
+    for key, array in arrays.items():
+        require_rows(array, f"{key!r} of {name}")
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise SourceError(f"{name}: arrays of different lengths: {lengths}; each needs one row per sample")
     return ParallelArrays(arrays)
+
+
+def require_rows(found: Any, name: str) -> None:
+    """Raise SourceError for a table of pandas, which gives columns or labels by number, and for splits of datasets.
+
+    The classes are known by name, so neither package is imported.
+    """
+    classes = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(found).__mro__}
+    if ("pandas", "DataFrame") in classes:
+        raise SourceError(
+            f"{name} is a pandas DataFrame, whose items are columns; expected rows by number: give "
+            'df.to_dict("records") for a tensor of each column, or df.to_numpy() for one tensor'
+        )
+    if ("pandas", "Series") in classes:
+        raise SourceError(
+            f"{name} is a pandas Series, whose items have labels; expected rows by number: give series.to_numpy()"
+        )
+    if not classes.isdisjoint({("datasets", "DatasetDict"), ("datasets", "IterableDatasetDict")}):
+        splits = list(found)
+        raise SourceError(
+            f"{name} is a {type(found).__name__} of the splits {', '.join(map(str, splits)) or '(none)'}; expected one "
+            f'split: give ds["{splits[0] if splits else "train"}"]'
+        )
 
 
 def _is_array(value: Any) -> bool:

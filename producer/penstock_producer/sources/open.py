@@ -26,7 +26,7 @@ from penstock_producer.sources.config import (
     TorchConfig,
     WeightedConfig,
 )
-from penstock_producer.sources.dataset import DatasetSource
+from penstock_producer.sources.dataset import DatasetSource, require_rows
 from penstock_producer.sources.files import require_local
 from penstock_producer.sources.generator import Factory, GeneratorSource, in_step
 from penstock_producer.sources.installed import open_installed
@@ -186,6 +186,7 @@ def _factory(name: str) -> Factory:
 
 def _factory_of(found: Any, name: str) -> Factory:
     """Return a function that begins a pass. A function of the user's is called for each pass."""
+    require_rows(found, name)
     if isinstance(found, Iterator):
         return _once(found, name)
     if hasattr(type(found), "__iter__") or hasattr(type(found), "__getitem__"):
@@ -201,6 +202,7 @@ def _walked(found: Any, name: str) -> Iterable[Any]:
     """
     if not hasattr(type(found), "__iter__") and hasattr(type(found), "__len__"):
         raise SourceError(f"{name} has a length and items, but is no iterable: read it with the source kind dataset")
+    require_rows(found, name)
     return found  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.config import DatasetConfig, LocalConfig
+from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig
 from penstock_producer.sources.dataset import DatasetSource
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.names import forget, lookup, register
@@ -17,6 +17,7 @@ from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.transform import Transform
 from tests.contracts.source import SourceContract, read
+from tests.producer import made
 from tests.producer.sources.conftest import UserModule
 
 CODE = """
@@ -110,6 +111,8 @@ Point = namedtuple("Point", ["row", "column"])
         ((1, {"boxes": [2], "about": {"id": 3}}), {"x": 1, "y/boxes": [2], "y/about/id": 3}),
         (7, {"x": 7}),
         ([1, 2], {"x": [1, 2]}),
+        ([1, 2.5], {"x": [1, 2.5]}),
+        ([np.float32(1), 2], {"x": [np.float32(1), 2]}),
         ("grün", {"x": "grün".encode()}),
         (np.float16(2), {"x": np.float16(2)}),
     ],
@@ -142,6 +145,12 @@ def test_tensors_of_frameworks_become_arrays() -> None:
         (None, r"tensor 'x' is a NoneType \(object\); expected numbers, an array or bytes: have the dataset or"),
         ({"x": object()}, "tensor 'x' is a object"),
         ({"x": ["a", "b"]}, "tensor 'x' is a list"),
+        (
+            {"a": [np.array(2**60 + 1), np.float32(0.5)]},
+            "'a' is a list of values of float32 and int64, expected one dtype",
+        ),
+        ({"a": [[np.int64(2**60 + 1), 0.5]]}, "'a' is a list of values of int64 and Python float, expected one dtype"),
+        ([2**60 + 1, 0.5], rf"list of integers and other numbers, of which float64 cannot hold {2**60 + 1}, expected"),
         ({"x": [[1], [1, 2]]}, "tensor 'x' is a list of 2 parts that differ in shape; expected one array: pad them"),
         (((np.zeros(3), np.zeros(2)), 1), r"'x' is a tuple of 2 parts .* or name them, .* gives tensors x/a and x/b"),
         ({"x": np.array(["2024-01-01"], "M8[D]")}, "datetime64"),
@@ -176,6 +185,37 @@ def test_a_transform_working_in_place_leaves_the_arrays_alone() -> None:
 
     assert first(rows, brighten)["x"].tolist() == [1, 1]
     assert not rows.any()
+
+
+@pytest.mark.parametrize("kind", ["local", "dataset", "generator"])
+def test_tables_whose_items_are_not_their_rows_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns of a frame would be its samples, and a series would come back in the order of its labels."""
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"a": [1, 2]})
+    for table, message in (
+        (pandas.DataFrame({"a": [1]}), r'a pandas DataFrame, .*: give df\.to_dict\("records"\) .* or df\.to_numpy\(\)'),
+        (
+            pandas.Series([1, 2], index=[1, 0]),
+            r"a pandas Series, whose items have labels; .*: give series\.to_numpy\(\)",
+        ),
+        (datasets.DatasetDict(train=one, test=one), r'of the splits train, test; .* one split: give ds\["train"\]'),
+    ):
+        monkeypatch.setattr(made, "table", table, raising=False)
+        name = "tests.producer.made:table"
+        configs: dict[str, Any] = {"dataset": DatasetConfig(name=name), "generator": GeneratorConfig(name=name)}
+        with pytest.raises(SourceError, match=message):
+            open_source(configs.get(kind) or LocalConfig(token=register(table)))
+
+
+def test_the_ways_that_a_refused_table_names_give_its_rows() -> None:
+    """Advice must work as it stands."""
+    pandas = pytest.importorskip("pandas")
+    frame, series = pandas.DataFrame({"a": [0.0, 2.0], "b": [1.0, 3.0]}), pandas.Series([5.0, 6.0], index=[1, 0])
+    with pytest.raises(SourceError, match="'y' of data is a pandas Series"):
+        DatasetSource({"x": frame.to_numpy(), "y": series}, "data")
+    assert read(DatasetSource(frame.to_dict("records"), "data"), 1) == {"a": 2.0, "b": 3.0}
+    assert read(DatasetSource(frame.to_numpy(), "data"), 1)["x"].tolist() == [2.0, 3.0]
+    assert [float(read(DatasetSource(series.to_numpy(), "data"), row)["x"]) for row in range(2)] == [5.0, 6.0]
 
 
 @pytest.mark.parametrize(
