@@ -35,7 +35,14 @@ class ArrayColumn:
             if not part.ndim:
                 raise SourceError(f"{where}: {name!r} has no rows: its shape is (); expected one row per sample")
             if wire_name(part.dtype) is None and part.dtype.kind not in _TEXT:
-                raise SourceError(f"{where}: {name!r} is of dtype {part.dtype}; expected numbers or texts")
+                bits = part.dtype.kind == "V" and part.dtype.names is None and part.dtype.itemsize == 2
+                hint = (
+                    ". numpy.save writes bfloat16 so: save the bits, as x.view('uint16'), or give "
+                    "np.load(path).view(ml_dtypes.bfloat16) from a dataset of your own (SOURCE `dataset`)"
+                )
+                raise SourceError(
+                    f"{where}: {name!r} is of dtype {part.dtype}; expected numbers or texts{hint if bits else ''}"
+                )
             if (part.dtype != like.dtype and part.dtype.kind not in _TEXT) or part.shape[1:] != like.shape[1:]:
                 raise SourceError(
                     f"{where}: {name!r} has rows {part.dtype}{list(part.shape[1:])}, {parts[0][0]} has "

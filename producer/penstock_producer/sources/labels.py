@@ -30,6 +30,7 @@ FILE_KEYS = ("file", "file_name", "path")
 
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
 """Folders that hold parts of a dataset. Taken for classes they would be wrong in silence."""
+_INT64 = np.iinfo(np.int64)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
 
 
@@ -138,10 +139,18 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
 
 
 def _table(text: str, file: str) -> dict[str, dict[str, Any]]:
-    lines = list(csv.reader(io.StringIO(text), delimiter="\t" if file.lower().endswith(".tsv") else ","))
+    delimiter = "\t" if file.lower().endswith(".tsv") else ","
+    lines = list(csv.reader(io.StringIO(text), delimiter=delimiter))
     header, rows = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
     if len(header) < 2 or PurePosixPath(header[0]).suffix.lower() in EXTENSIONS:
-        raise SourceError(f"{file} has no header: found {','.join(header)!r}; expected a first line like file,label")
+        found, comma = ",".join(header), "tab" if delimiter == "\t" else "comma"
+        other = next((sign for sign in ";\t|," if len(header) == 1 and sign != delimiter and sign in found), None)
+        if other is not None:
+            raise SourceError(
+                f"{file} seems to have the separator {other!r}: found {found!r}; expected a {comma} between columns, "
+                f"as in {found.replace(other, delimiter)!r}"
+            )
+        raise SourceError(f"{file} has no header: found {found!r}; expected a first line like file,label")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header) or "" in row:
             raise SourceError(f"{file}, row {number}: found {row}; expected a value for each of {header}")
@@ -154,9 +163,16 @@ def _typed(cells: list[str], name: str, file: str) -> list[Any]:
     """Return the cells of a column as ints if possible, else as floats, JSON lists or strings."""
     for convert in (int, float):
         try:
-            return [convert(cell) for cell in cells]
+            numbers = [convert(cell) for cell in cells]
         except ValueError:
             continue
+        for number, value in enumerate(numbers, 2):
+            if isinstance(value, int) and not _INT64.min <= value <= _INT64.max:
+                raise SourceError(
+                    f"{file}, row {number}: {name!r} is {value}; expected a whole number of 64 bits, from "
+                    f"{_INT64.min} to {_INT64.max}: number such values from 0"
+                )
+        return list(numbers)
     if all(cell.lstrip().startswith("[") for cell in cells):
         try:
             return [json.loads(cell) for cell in cells]

@@ -119,6 +119,13 @@ def test_unlabelled_images_are_refused_or_skipped(pictures: Path) -> None:
         ("file,y\na,1\nb,2\n", ".csv", r"names 2 images \(a, \.\.\.\) not among .* named like 'a\.png'"),
         ("a.png,1\nb.png,2\n", ".csv", "has no header: found 'a.png,1'; expected a first line like file,label"),
         ("", ".csv", "has no header"),
+        ("file;y\na.png;1\n", ".csv", "the separator ';': found 'file;y'; expected a comma .*, as in 'file,y'"),
+        ("file,y\na.png,1\n", ".tsv", "the separator ',': found 'file,y'; expected a tab between columns"),
+        (
+            f"file,y\na.png,1\nb.png,{2**63}\n",
+            ".csv",
+            rf"labels\.csv, row 3: 'y' is {2**63}; expected a whole",
+        ),
         ("file,y\n", ".csv", "holds no rows"),
         ("file,y\na.png,1\na.png,2\n", ".csv", "names 'a.png' twice; give one row per image"),
         ("file,y\na.png,1\nb.png,\n", ".csv", r"row 3: found \['b.png', ''\]; expected a value for each"),
