@@ -432,6 +432,11 @@ def test_the_audit_says_how_much_of_an_unfinished_epoch_is_there(
     feed.flush()
     code, out, _ = told("audit", "train")
     assert (code, out.splitlines()[-1].partition(":")[0]) == (0, "clean")
+    sums = [line for line in out.splitlines() if " bad are " in line]
+    assert sums == [
+        "epoch 0: 28 produced and 2 bad are 30 samples",
+        "epoch 1: 8 produced and 2 bad are 10 samples",
+    ]
     said = [line for line in out.splitlines() if "unfinished" in line]
     assert said == ["epoch 1: unfinished: 10 of 20 samples are committed; nothing is wrong with them"]
     key = load_stream(client, "train").partitions[0].entries(1)

@@ -90,7 +90,7 @@ def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
         "produce", "images", "photos", "--epochs", "2", "--workers", "2", "--url", any_url, cwd=photos.parent
     )
     assert code == 0, err
-    assert out.startswith("produced 2 epochs of 'train': 48 samples, 2 bad, ")
+    assert out.startswith("produced 2 epochs of 'train': 48 samples, 2 of them bad, ")
     assert "bad sample: dog/04.png: " in err
     for epoch in (0, 1):
         samples = read_epoch(any_url, epoch=epoch)

@@ -27,10 +27,10 @@ example:
   penstock audit train --repair images photos/ --resize 224x224 --transform augment:flip
   penstock audit train --deep --repair images photos/ --resize 224x224
 
-Counts are samples. produced: committed by producers; bad: the source could not make them. Per group: delivered =
-acknowledged by training; pending = given out, not acknowledged; unread = not given out yet, or in canonical order not
-acknowledged by its rank; dead = in dead letters, or given up by an operator; lost = nobody will ever deliver them. Not
-offered: the group begins with a later epoch. duplicate: an identity that stands in two entries.
+Counts are samples. produced: committed by producers, without the bad; bad: the source could not make them. Per group:
+delivered = acknowledged by training; pending = given out, not acknowledged; unread = not given out yet, or in
+canonical order not acknowledged by its rank; dead = in dead letters, or given up by an operator; lost = nobody will
+ever deliver them. Not offered: the group begins with a later epoch. duplicate: an identity that stands in two entries.
 
 It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unexplained: every finding is one line.
 Pending and unread samples are no fault, also when no member is left: they are given out when the group comes back.
@@ -152,6 +152,8 @@ def _remarks(epoch: EpochAudit) -> Iterator[str]:
     """Yield remarks that are worth knowing and are not faults."""
     if epoch.unfinished:
         yield epoch.unfinished
+    if epoch.bad:
+        yield f"{epoch.produced:,} produced and {epoch.bad:,} bad are {epoch.produced + epoch.bad:,} samples"
     if epoch.trimmed:
         yield f"{epoch.trimmed} entries were trimmed: every group that held data had acknowledged them"
     for name, group in epoch.groups.items():

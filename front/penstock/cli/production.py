@@ -197,9 +197,10 @@ def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
         return
     count = len(summary.epochs)
     epochs = f"{count} epoch{'s' if count > 1 else ''} of {summary.stream!r}" if count else f"feed {summary.stream!r}"
+    bad = f"{summary.bad:,} of them bad" if summary.bad else "0 bad"
     before = f"{summary.made_before:,} of them made before, " if summary.made_before else ""
     console.line(
-        f"produced {epochs}: {summary.samples:,} samples, {summary.bad} bad, {before}{size(summary.nbytes)} "
+        f"produced {epochs}: {summary.samples:,} samples, {bad}, {before}{size(summary.nbytes)} "
         f"in {summary.seconds:.1f} s ({rate:,.0f} samples/s)"
     )
 
