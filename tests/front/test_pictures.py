@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from penstock.views.pictures import LOST, fitted, lines_of, picture_of, spark
-from penstock.views.png import SheetTile, bars, contact_sheet, decode, save
+from penstock.views.png import SheetTile, bars, contact_sheet, decode, make_folder, save
 from penstock_common.errors import PenstockError
 from penstock_common.wire.dtypes import NAMES, numpy_dtype
 
@@ -94,6 +94,7 @@ def test_sheets_and_charts_are_written_whole(tmp_path: Path) -> None:
     """
     image = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
     tiles = [SheetTile(image, [], ["0/0/1", "y=кот" * 40]), SheetTile(None, ["some", "text"], ["0/0/2"])]
+    (tmp_path / "deep").mkdir()
     save(contact_sheet(tiles, "train: two", side=64, columns=2), tmp_path / "deep" / "sheet.png")
     with Image.open(tmp_path / "deep" / "sheet.png") as sheet:
         pixels = np.asarray(sheet)
@@ -106,6 +107,13 @@ def test_sheets_and_charts_are_written_whole(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PenstockError, match=r"cannot write '.*sheet.png'"):
         save(contact_sheet(tiles, ""), tmp_path / "file" / "sheet.png")
+    with pytest.raises(PenstockError, match=r"there is no folder '.*/lost/deep' to write 'sheet.png' in"):
+        save(contact_sheet(tiles, ""), tmp_path / "lost" / "deep" / "sheet.png")
+    assert not (tmp_path / "lost").exists()  # a mistyped path made folders at the root
+    make_folder(tmp_path / "plots")
+    make_folder(tmp_path / "plots")
+    with pytest.raises(PenstockError, match=r"cannot make the folder '.*/lost/plots': No such file or directory"):
+        make_folder(tmp_path / "lost" / "plots")
 
 
 def test_encoded_images_are_decoded_to_be_looked_at_and_bombs_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

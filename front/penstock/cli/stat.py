@@ -176,9 +176,10 @@ def _short(value: float | None) -> str:
 
 def _plotted(folder: Path, result: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
     """Draw a histogram of each tensor, and the counts of classes if there are few."""
-    from penstock.views.png import bars, save
+    from penstock.views.png import bars, make_folder, save
 
     paths: list[str] = []
+    make_folder(folder)
 
     def write(name: str, title: str, counts: list[float], labels: list[str]) -> None:
         path = folder / f"{name.replace('/', '_')}.png"

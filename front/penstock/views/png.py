@@ -104,16 +104,25 @@ def bars(
     return chart
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder in one that exists. Raises PenstockError."""
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise PenstockError(f"cannot make the folder {str(path)!r}: {error.strerror or error}") from None
+
+
 def save(image: Image.Image, path: Path) -> None:
     """Write a PNG atomically, so that no program shows half of it. Raises PenstockError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         image.save(part, format="PNG")
         part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
+        if not path.parent.exists():  # a mistyped path should not become a tree of folders
+            raise PenstockError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in") from None
         raise PenstockError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
