@@ -8,15 +8,20 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
+
+from pydantic import ValidationError
 
 from penstock_common.errors import PenstockError, WaitTimeout
 from penstock_common.hints import Answering, an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.compression import Compression
+from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production as Loop
 from penstock_producer.jobs.production import refuse_path
@@ -183,11 +188,7 @@ def produce(
     refuse_path(dataset)
     if isinstance(dataset, type):
         raise TypeError(f"dataset is the class {dataset.__name__}, expected an object: write {dataset.__name__}()")
-    if transform is not None and not callable(transform) and not isinstance(transform, str):
-        raise TypeError(
-            f"transform is {an(transform)}; expected a function f(sample) or f(sample, rng), not what it returned: "
-            "write transform=function"
-        )
+    _require_usable(transform, spec, tuning)
     if not isinstance(stream, str):
         raise TypeError(f"stream is {stream!r:.40}, {an(stream)}; expected a stream's name such as 'train'")
     workers, epochs = whole("workers", workers, 0), whole("epochs", epochs)
@@ -209,18 +210,19 @@ def produce(
         block_transform = tokens[-1]
     settings = Settings.from_environment()
     url = url or settings.url
-    plan = ProductionPlan(
-        stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
-        shuffle=chosen(tuning.shuffle, True), shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes,
-        compression=tuning.compression, retention=tuning.retention, durability=tuning.durability,
-        on_error=tuning.on_error or "quarantine",
-        sample_limit_s=sample_limit_s, block_transform=block_transform, block_samples=block_samples,
-    )  # fmt: skip
     options = WorkerOptions(
         url=url, queue_url=settings.named_queue_url or url, queue=f"penstock-{secrets.token_hex(4)}",
         memory_bytes=tuning.worker_memory_bytes,
     )  # fmt: skip
     try:
+        with _refusals_in_words():
+            plan = ProductionPlan(
+                stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
+                shuffle=chosen(tuning.shuffle, True), shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes,
+                compression=tuning.compression, retention=tuning.retention, durability=tuning.durability,
+                on_error=chosen(tuning.on_error, "quarantine"),
+                sample_limit_s=sample_limit_s, block_transform=block_transform, block_samples=block_samples,
+            )  # fmt: skip
         loop = Loop(plan, options, workers=workers, notify=notify)
     except BaseException:
         for token in tokens:
@@ -230,3 +232,32 @@ def produce(
     if wait:
         production.wait()
     return production
+
+
+def _require_usable(transform: object, spec: Any, tuning: Tuning) -> None:
+    """Raise TypeError or BadSpec for a value that the plan would take, or would refuse without a sentence."""
+    for name, value, shape in (
+        ("transform", transform, "sample) or f(sample, rng"),
+        ("block_transform", tuning.block_transform, "block) or f(block, rng"),
+    ):
+        if value is not None and not callable(value) and not isinstance(value, str):
+            raise TypeError(
+                f"{name} is {an(value)}; expected a function f({shape}), not what it returned: write {name}=function"
+            )
+    if not isinstance(chosen(tuning.shuffle, True), bool):
+        raise TypeError(f"shuffle is {tuning.shuffle!r:.40}, {an(tuning.shuffle)}; expected True or False")
+    if spec is not None:
+        Spec.of(spec)
+    if tuning.compression is not None:
+        Compression.parse(tuning.compression)
+
+
+@contextmanager
+def _refusals_in_words() -> Iterator[None]:
+    """Raise the first refusal of a model as a ValueError of one line."""
+    try:
+        yield
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        expected = wrong["msg"].replace("Input should be", "expected")
+        raise ValueError(f"{wrong['loc'][0]} is {wrong['input']!r:.40}, {expected}") from None

@@ -232,6 +232,26 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "transform is a dict; expected a function f(sample) or f(sample, rng), not what it returned",
     ),
+    (
+        lambda: penstock.produce([1], tuning=tuning(block_transform=5)),
+        TypeError,
+        "block_transform is an int; expected a function f(block) or f(block, rng)",
+    ),
+    (lambda: penstock.produce([1], tuning=tuning(shuffle="no")), TypeError, "shuffle is 'no', a str; expected True or"),
+    (lambda: penstock.produce([1], tuning=tuning(compression=5)), BadSpec, "compression is 5, expected one of zstd"),
+    (lambda: penstock.produce([1], spec=[1]), BadSpec, "[1] is not a spec; one looks like"),  # type: ignore[arg-type]
+    (lambda: penstock.produce([1], spec="x"), BadSpec, "'x' is not a spec; one looks like"),  # type: ignore[arg-type]
+    (
+        lambda: penstock.produce([1], tuning=tuning(on_error="ignore")),
+        ValueError,
+        "on_error is 'ignore', expected 'quarantine', 'skip' or 'fail'",
+    ),
+    (lambda: penstock.produce([1], tuning=tuning(retention=5)), ValueError, "retention is 5, expected a valid string"),
+    (
+        lambda: penstock.produce([1], tuning=tuning(block_samples=1 << 20)),
+        ValueError,
+        "block_samples is 1048576, expected less than or equal to 65536",
+    ),
     (lambda: penstock.produce([1], stream=None), TypeError, "stream is None, a NoneType; expected a stream's name"),  # type: ignore[arg-type]
     (lambda: operator.attrgetter("loader")(penstock), AttributeError, "did you mean 'Loader'?"),
     (
