@@ -206,6 +206,10 @@ def test_a_source_that_another_package_brings_is_as_good_as_ours(any_url: str, t
     for wrong, message in (
         (["square"], "no source 'square' is installed here; did you mean 'squares'?"),
         (["squares"], "source 'squares' cannot be opened: TypeError: "),
+        (
+            ["squares", "--option", "count=-1", "--balance"],
+            "len() of source 'squares' failed: ValueError: __len__() should return >= 0",
+        ),
     ):
         code, _, err = run("produce", "source", *wrong, "--url", any_url, cwd=tmp_path, PYTHONPATH=path)
         assert code == 1
@@ -256,7 +260,9 @@ PATHS = [str(Path(__file__).parents[2] / folder) for folder in ("common", "produ
         ),
         ("arrays x.npy --split a:0.5,b:0.5 --only c", "split: no part 'c'; there are a, b\n"),
         ("tar shards --field jpg", "--field 'jpg': write NAME=VALUE"),
-        ("mix --part heavy 'arrays x.npy'", "--part 'heavy': write a weight and then a source"),
+        ("mix --part heavy 'arrays x.npy'", "--part 'heavy': write a weight above 0 and then a source"),
+        ("mix --part 0 'arrays x.npy'", "--part '0': write a weight above 0 and then a source"),
+        ("mix --part nan 'arrays x.npy'", "--part 'nan': write a weight above 0 and then a source"),
         ("mix --part 1 'arrays x.npy --split a:1' --split b:1", "a part of a split is not split again"),
     ],
 )
@@ -265,6 +271,24 @@ def test_a_choice_that_makes_no_sense_is_one_line(words: str, message: str) -> N
     with pytest.raises(WrongUsage) as caught:
         source_of(parsed(words))
     assert message in f"{caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "mix",
+            "required: --part: type `penstock produce mix --part WEIGHT SOURCE`; see penstock produce mix --help\n",
+        ),
+        ("mix --part 1 'images a --foo'", "--part WEIGHT images: unknown argument '--foo'"),
+        ("mix --part 1 'images a --foo'", "; see penstock produce images --help\n"),
+    ],
+)
+def test_a_wrong_part_names_commands_that_exist(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line that a user of a mixture pastes was a Python tuple, and the help was that of no command."""
+    with pytest.raises(SystemExit):
+        source_of(parsed(words))
+    assert message in capsys.readouterr().err
 
 
 def parsed(words: str) -> argparse.Namespace:

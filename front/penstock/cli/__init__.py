@@ -138,6 +138,8 @@ _FEW = 12
 """The most options that fit on a line."""
 _OTHER_NAMES = {"--workers": ("processes",), "--num-workers": ("workers", "processes"), "--size": ("resize",)}
 """Name of an option elsewhere -> the names that it may have here."""
+PART = "--part WEIGHT"
+"""The beginning of errors in a part of a mixture. It is no command, so help comes from the command of such a source."""
 _EXAMPLES = {
     "stream": "train",
     "group": "resnet",
@@ -153,6 +155,8 @@ def _metavar(action: argparse.Action) -> str:
 
 
 def _example(action: argparse.Action) -> str:
+    if isinstance(action.metavar, tuple):  # one name for each value of the option
+        return " ".join(action.metavar)
     return _EXAMPLES.get(_metavar(action), _EXAMPLES.get(action.dest, _metavar(action)))
 
 
@@ -177,7 +181,7 @@ class Parser(argparse.ArgumentParser):
             lacking = [action for action in self._actions if action.required]
             line = " ".join(w for a in lacking for w in [*a.option_strings[:1], _example(a)])
             message = f"{message}: type `{self.prog} {line}`"
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {message}; see {self.prog.replace(PART, 'penstock produce')} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if not isinstance(action, Choices):

@@ -6,6 +6,7 @@ The producer defines their meaning. A command's own options are in its file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import glob
 import json
@@ -19,6 +20,7 @@ from penstock.cli import (
     COMPRESSION,
     DURABILITY,
     IMPORT_NAME,
+    PART,
     PAYLOAD,
     POLICY,
     SERVER_URL,
@@ -369,8 +371,7 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
             return given("name", "limit", "transform", "endless")
         case "mix":
             parts = [
-                {"weight": _weight(weight), "source": source_in("--part WEIGHT", _words(words))}
-                for weight, words in args.part
+                {"weight": _weight(weight), "source": source_in(PART, _words(words))} for weight, words in args.part
             ]
             return {**given("samples"), "kind": "weighted", "parts": parts}
         case "source":
@@ -598,12 +599,12 @@ def _words(text: str) -> list[str]:
 
 
 def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise WrongUsage(
-            f"--part {text!r}: write a weight and then a source, like --part 0.7 'images photos/'"
-        ) from None
+    weight = 0.0
+    with contextlib.suppress(ValueError):
+        weight = float(text)
+    if not 0 < weight < 1e12:  # the bounds of the config, and not a number
+        raise WrongUsage(f"--part {text!r}: write a weight above 0 and then a source, like --part 0.7 'images photos/'")
+    return weight
 
 
 def _json(text: str) -> Any:

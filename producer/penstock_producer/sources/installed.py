@@ -68,6 +68,11 @@ def open_installed(name: str, options: dict[str, Any]) -> AnySource:
     if lacks or unit not in ("sample", "batch", "item"):
         raise SourceError(
             f"{name!r} ({point.value}) is not a source: it lacks {', '.join(lacks) or f'a unit, found {unit!r}'}; "
-            "docs/sources.md says what a source needs"
+            "docs/own-source.md says what a source needs"
         )
+    if source.unit != "item":
+        try:
+            len(source)
+        except Exception as error:
+            raise SourceError(f"len() of source {name!r} failed: {blame(error)}") from error
     return source
