@@ -19,6 +19,11 @@ def spaced(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most ``most`` characters. One that is cut ends with an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def printable_values(value: Any) -> Any:
     """Return lists and dicts of texts and numbers with ``printable`` of each text in them."""
     if isinstance(value, str):

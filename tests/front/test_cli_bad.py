@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+import penstock
 from penstock.__main__ import main
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
@@ -51,6 +52,19 @@ def test_bad_things_are_listed_for_people_and_for_scripts(
     assert found["quarantined"] == [{"epoch": 0, "shard": 0, "offset": 3, "why": "truncated"}]
     assert run(any_url, "bad", "list", "train", "--epoch", "7") == 1
     assert "no epoch 7" in capsys.readouterr().err
+
+
+def test_a_reason_that_is_cut_says_so(any_url: str, any_client: redis.Redis, capsys: Capture) -> None:
+    """One that ended in the middle of a word looked like the whole of a strange reason."""
+    with penstock.Writer("train", url=any_url, spec={"x": ("int64", ())}) as writer, writer.epoch() as epoch:
+        epoch.quarantine("z" * 300)
+        epoch.quarantine("z" * 501)
+        epoch.quarantine("z" * 500)
+    assert run(any_url, "bad", "list", "train") == 0
+    assert capsys.readouterr().out.count(f"  {'z' * 199}…\n") == 3
+    assert run(any_url, "bad", "list", "train", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["quarantined"]
+    assert [one["why"] for one in found] == ["z" * 300, f"{'z' * 499}…", "z" * 500]
 
 
 def test_nothing_bad_is_said_in_a_line(any_url: str, capsys: Capture) -> None:

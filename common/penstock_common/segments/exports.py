@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock_common.errors import BadExport, BadSegment, BadSpec, SegmentGone
+from penstock_common.printable import shortened
 from penstock_common.segments.folder import OpenSegment, open_segment
 from penstock_common.segments.reader import ScannedRecord, scan
 from penstock_common.wire.header import MAX_SEGMENT_BYTES, NAME, STREAM_ID
@@ -298,7 +299,7 @@ def _bad(sizes: tuple[int, ...], value: Any) -> tuple[int, int, str]:
     _bounded("bad offset", offset, sizes[shard] - 1)
     if type(why) is not str:
         raise ValueError("a reason is no text")
-    return shard, offset, why[:MAX_REASON]
+    return shard, offset, shortened(why, MAX_REASON)
 
 
 def _typed(value: dict[str, Any], key: str, kind: type[T]) -> T:

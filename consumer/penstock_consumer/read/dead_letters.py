@@ -18,6 +18,7 @@ from penstock_common.errors import (
     UncommittedEntry,
     UnsupportedVersion,
 )
+from penstock_common.printable import shortened
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import fetch_fields, read_headers
 from penstock_common.stream.groups.ledger import add_dead_letter, done_bits, uncovered
@@ -148,7 +149,9 @@ class DeadLetters:
     def add_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Make an entry a dead letter that no reader could read."""
         self._claim.notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
-        add_dead_letter(self._claim.client, partition, manifest, self._claim.who.group, entry_id, reason[:500])
+        add_dead_letter(
+            self._claim.client, partition, manifest, self._claim.who.group, entry_id, shortened(reason, 500)
+        )
         self._claim.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def end(self, manifest: Manifest, *, is_alone: bool) -> None:

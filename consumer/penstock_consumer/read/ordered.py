@@ -20,6 +20,7 @@ from penstock_common.errors import (
     UnsupportedVersion,
 )
 from penstock_common.explain.sentences import why_no_room
+from penstock_common.printable import shortened
 from penstock_common.stream.entries import fetch_command, is_indexed
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, skipped
 from penstock_common.stream.groups.ledger import add_dead_letter
@@ -424,7 +425,7 @@ class OrderedReader:
             self._plan.index.manifest,
             self.claim.who.group,
             entry_id,
-            reason[:500],
+            shortened(reason, 500),
         )
         self._leave_out(take)
 

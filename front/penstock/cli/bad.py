@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, Actions, add_action, url_of
-from penstock_common.printable import spaced
+from penstock_common.printable import shortened, spaced
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -165,7 +165,7 @@ def _ago(since_ms: int) -> str:
 
 def _shown(text: str) -> str:
     """Return one line without control characters, because a reason may quote a forged text."""
-    return spaced(text)[:200]
+    return shortened(spaced(text), 200)
 
 
 def _entry(text: str) -> str:

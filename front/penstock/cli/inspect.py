@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import STREAM_NAME, add_json, add_url, url_of
-from penstock_common.printable import readable_bytes, spaced
+from penstock_common.printable import readable_bytes, shortened, spaced
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -165,7 +165,7 @@ def _print_reasons(details: StreamDetails, console: Console) -> None:
     """Print the reasons of the newest epoch with bad samples, because those of other epochs are mostly the same."""
     for number, epoch in reversed(details.epochs.items()):
         for kind in epoch.reasons:
-            console.line(f"  bad in epoch {number}: {kind['samples']} like {spaced(kind['such_as'])[:200]}")
+            console.line(f"  bad in epoch {number}: {kind['samples']} like {shortened(spaced(kind['such_as']), 200)}")
         if epoch.reasons:
             console.line(f"  all of them: penstock bad list {details.snapshot.name} --epoch {number}")
             return

@@ -27,6 +27,7 @@ from penstock_common.errors import (
     ShardMismatch,
     Unauthorized,
 )
+from penstock_common.printable import shortened
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
@@ -523,7 +524,7 @@ class Committer:
 
     def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> SentBlock:
         """Send the block's transaction."""
-        said = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
+        said = {offset: json.dumps({"why": shortened(why, 500)}) for offset, why in bad.items()}
         segment, nbytes = self._payloads.segment_of(block), self._payloads.nbytes_of(block, fields)
         sealed, seal = self._payloads.seal_behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._keys, self._manifest, self._shard

@@ -9,6 +9,7 @@ from __future__ import annotations
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import EntryNotFound, GroupNotFound, StreamConflict
+from penstock_common.printable import shortened
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit import audit_stream, find_missing_ranges
 from penstock_common.stream.commands import Arg, Client, run_script, server_ms
@@ -154,7 +155,9 @@ def _give_up(
     ``has_bits`` is whether the group has a ledger; an ordered one has positions.
     """
     first, end = (record.first, record.end) if record else (0, 0)
-    note = DeadLetterNote(why[:500], server_ms(client, partition.roster), True, shard if record else -1, first, end)
+    note = DeadLetterNote(
+        shortened(why, 500), server_ms(client, partition.roster), True, shard if record else -1, first, end
+    )
     name = entry_id or f"{shard}:{first}-{end}".encode()
     holes = record.holes if record else ()
     spans = runs([offset for offset in range(first, end) if offset not in holes]) if has_bits else []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from redis.exceptions import WatchError
 
 from penstock_common.errors import BadEntry, EpochAbandoned
+from penstock_common.printable import shortened
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit import survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
@@ -105,7 +106,7 @@ def _commit_once(
             f"{patch.end}-0" if at_end else "*", patch.first, patch.count, patch.nbytes, holes, patch.found,
         )  # fmt: skip
         if patch.bad:
-            named = {f"{lost.shard}:{o}": json.dumps({"why": why[:500]}) for o, why in patch.bad.items()}
+            named = {f"{lost.shard}:{o}": json.dumps({"why": shortened(why, 500)}) for o, why in patch.bad.items()}
             pipe.hset(partition.quarantine(epoch), mapping=named)
         if lost.entry:
             pipe.xdel(entries, lost.entry)  # it still exists if only its segment is gone
