@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,16 @@ def test_ragged_samples_and_byte_strings_have_statistics() -> None:
     empty = as_json(summary_of("float32", (None,), [np.zeros(0, np.float32)] * 3))
     assert (empty["mean"], empty["min"], empty["histogram"]["counts"]) == (None, None, [])
     json.dumps(empty, allow_nan=False)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (None, 3)], ids=str)
+def test_signalling_nans_warn_nobody(shape: tuple[int | None, ...]) -> None:
+    """Random bits read as floats have some, and numpy warns as it compares them."""
+    samples = list(np.full((50, 2, 6), 0x7FA00000, np.uint32).view(np.complex64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        summary = summary_of("complex64", shape, samples)
+    assert summary.constant.count == 0
 
 
 def test_many_different_integers_do_not_take_memory() -> None:

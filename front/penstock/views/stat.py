@@ -51,11 +51,12 @@ class ConstantSamples:
         """Count those among some samples of an entry."""
         if self._spec.shape == () or self._spec.dtype == BYTES:
             return
-        if column.shapes is None:
-            flat = column.values.reshape(len(column.values), -1)[rows]
-            same = (flat == flat[:, :1]).all(axis=1) if flat.shape[1] > 1 else np.zeros(len(rows), np.bool_)
-        else:
-            same = np.array([len(one) > 1 and bool((one == one[0]).all()) for one in split(column, rows)])
+        with np.errstate(invalid="ignore"):  # a signalling NaN warns as it is compared, and equals nothing as any NaN
+            if column.shapes is None:
+                flat = column.values.reshape(len(column.values), -1)[rows]
+                same = (flat == flat[:, :1]).all(axis=1) if flat.shape[1] > 1 else np.zeros(len(rows), np.bool_)
+            else:
+                same = np.array([len(one) > 1 and bool((one == one[0]).all()) for one in split(column, rows)])
         if same.any():
             self.first = self.first or identity_of(int(rows[int(same.argmax())]))
             self.count += int(same.sum())
