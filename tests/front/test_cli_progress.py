@@ -84,6 +84,18 @@ def test_bad_samples_beyond_the_named_ones_are_told_with_their_command() -> None
     assert lines == ["bad sample: a.png: truncated", "more bad samples: `penstock bad list train`"]
 
 
+def test_only_what_is_awaited_is_called_a_wait() -> None:
+    """Nothing waits for the spec that a worker took from its first sample."""
+    err = io.StringIO()
+    console = Console(io.StringIO(), err)
+    with console.progress() as shown:
+        view = ProductionView(console, shown)
+        view.update(ProductionProgress((), None, waits="its own workers are starting"))
+        view.update(ProductionProgress((), None, waits="the spec of 'train' is taken", is_wait=False))
+    lines = [line for line in err.getvalue().splitlines() if "workers are" in line or "the spec" in line]
+    assert lines == ["waiting: its own workers are starting", "the spec of 'train' is taken"]
+
+
 def test_programs_are_told_in_json_lines() -> None:
     """A job's dashboard reads the same numbers, and stdout has only the result."""
     now, out, err = [0.0], io.StringIO(), io.StringIO()

@@ -107,6 +107,13 @@ def feed() -> Iterator[tuple[int, int]]:
         yield number, number * number
 
 
+def slow_feed() -> Iterator[dict[str, Any]]:
+    """Yield samples for half a second, which is several looks of a production."""
+    for number in range(10):
+        yield {"x": number}
+        time.sleep(0.05)
+
+
 def deadly_feed() -> Iterator[dict[str, Any]]:
     """A generator that kills the process that walks it to its end, no sample being made."""
     for number in range(60):

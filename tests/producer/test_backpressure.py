@@ -120,6 +120,23 @@ class TestTheRule:
         assert ("`penstock epochs abandon train EPOCH --force`" in sentence) == (not has_groups)
         assert "is full (90 MiB of 100 MiB, and the next block takes 20 MiB)" in sentence
 
+    @pytest.mark.parametrize(
+        ("held", "is_next", "why"),
+        [
+            (15, False, "; its last quarter is kept for the oldest unfinished shard)"),
+            (13, False, "; writers that waited fill only 13 MiB)"),
+            (18, True, "; writers that waited fill only 18 MiB)"),
+            (20, True, "(20 MiB of 20 MiB)"),
+        ],
+    )
+    def test_a_full_budget_says_why_its_free_bytes_do_not_suffice(self, held: int, is_next: bool, why: str) -> None:
+        """Of 20 MiB 5 were free, and the next block took one."""
+        state = QuotaState(held << 20, 1 << 20, 20 << 20, is_next, waited_s=0.1)
+        for blockers in (["resnet"], []):
+            sentence = explain_quota("train", state, blockers, True)
+            assert why in sentence
+            assert sentence.count("last quarter") == (held == 15)
+
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
         """Without the names, users that wait for a dead trainer look for a pin that was never set."""
         room = QuotaState(90 << 20, 20 << 20, 100 << 20, is_next=True)
@@ -393,7 +410,10 @@ class TestSteps:
     def test_the_budget_that_is_named_is_enough(self, any_url: str, any_client: Client) -> None:
         """A rounded one was refused with the same words."""
         settings: dict[str, Any] = {"spec": {"y": ("int64", ())}, "block_bytes": 1_000_000, "budget_bytes": 4_000_000}
-        with pytest.raises(TooLarge, match=r"a step of 32 samples is 256 bytes") as refused:
+        with pytest.raises(
+            TooLarge,
+            match=r"a step of 32 samples is 256 bytes, .* blocks around it \(3 of up to 977 KiB\) takes 2.9 MiB",
+        ) as refused:
             require_step_fits(self.stream(any_client, any_url, **settings), 32, 2)
         advice = r": raise budget_bytes to (\d+), or make the stream again with block_bytes=(\d+) or less"
         found = re.search(advice, str(refused.value))

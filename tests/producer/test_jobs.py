@@ -491,8 +491,18 @@ def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str
         with redis.Redis.from_url(any_url) as client:
             client.hset("penstock:{train}:meta", "budget_bytes", 1 << 20)
         list(production.run())
+    assert look.is_wait
     assert "no group reads it: start a trainer" in told[0]
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+def test_the_notice_of_a_worker_is_no_wait(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow generator was said to wait for the spec, which its first sample had given."""
+    monkeypatch.setattr("penstock_producer.jobs.progress.STALL_S", 0.0)
+    plan = ProductionPlan(stream="train", source=GeneratorConfig(name="tests.producer.made:slow_feed"))
+    with Production(plan, options_of(any_url), workers=1) as production:
+        told = [(look.waits, look.is_wait) for look in production.run() if "spec" in look.waits]
+    assert set(told) == {("the spec of 'train' is taken from its first sample: x: int64", False)}
 
 
 def test_a_production_broken_off_leaves_no_job_behind(any_url: str) -> None:

@@ -110,7 +110,7 @@ class ProductionView:
         if look.more_bad:
             self._console.notice(f"more bad samples: `{look.more_bad}`")
         if look.waits and look.waits != self._waits:
-            self._console.notice(f"waiting: {look.waits}")
+            self._console.notice(f"waiting: {look.waits}" if look.is_wait else look.waits)
             self._waits = look.waits
 
     def _draw(self, epoch: EpochProgress, now: float, *, is_held_up: bool) -> None:

@@ -497,7 +497,8 @@ function requireStepFits(stream: Stream, { spec }: ReceiveOptions, { world, batc
   const edges = 3;
   const step = samples * sample;
   const steps = (1 + HEAD_STEPS) * step;
-  const needed = steps + edges * Math.max(sample, Math.min(stream.blockBytes, quarter));
+  const blockBytes = Math.max(sample, Math.min(stream.blockBytes, quarter));
+  const needed = steps + edges * blockBytes;
   if (needed <= quarter) return;
   const around = edges * Math.max(sample, stream.blockBytes);
   const block = Math.floor((quarter - steps) / edges);
@@ -507,8 +508,8 @@ function requireStepFits(stream: Stream, { spec }: ReceiveOptions, { world, batc
       ? `raise budget_bytes to ${enough}, or make the stream again with block_bytes=${block} or less`
       : `take smaller batches, or raise budget_bytes to ${enough}`;
   throw new TooLarge(
-    `a step of ${samples} samples is ${readableBytes(step)}, which with the blocks around it takes ` +
-      `${readableBytes(needed)}; stream '${stream.name}' has a quarter of its budget, ${readableBytes(quarter)} a ` +
+    `a step of ${samples} samples is ${readableBytes(step)}, which with the blocks around it (${edges} of up to ` +
+      `${readableBytes(blockBytes)}) takes ${readableBytes(needed)}; stream '${stream.name}' has a quarter of its budget, ${readableBytes(quarter)} a ` +
       `partition, for what all ranks wait for: ${advice}`,
   );
 }

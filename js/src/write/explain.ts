@@ -1,12 +1,13 @@
 import { absentGroups, type Holders } from "./holders.js";
 import { readableBytes, type ServerMemory } from "./memory.js";
-import type { QuotaState } from "./quota.js";
+import { markBytes, ORDINARY_SHARE, type QuotaState } from "./quota.js";
 
 // What a writer says of its waits, in the words of Python's writer.
 
 /** An undeclared group that vanished stops holding data after this long. */
 const SILENT_MS = 600_000;
 const SHOWN = 4;
+const QUARTER = "its last quarter is kept for the oldest unfinished shard";
 
 /** What is known of those who keep the bytes. */
 export interface Keepers {
@@ -31,7 +32,8 @@ export function explainQuota(stream: string, state: QuotaState, keepers: Keepers
   const held = readableBytes(state.heldBytes);
   const whole = readableBytes(state.budgetBytes);
   // less than the whole looks as if there were space
-  const share = held === whole ? "" : `, and the next block takes ${readableBytes(state.blockBytes)}`;
+  const whyKept = held === whole ? "" : whyKeptFree(state);
+  const share = held === whole ? "" : `, and the next block takes ${readableBytes(state.blockBytes)}${whyKept}`;
   const full = `${budgetOf(stream, state)} is full (${held} of ${whole}${share})`;
   if (!hasGroups) {
     return (
@@ -55,9 +57,17 @@ export function explainQuota(stream: string, state: QuotaState, keepers: Keepers
     );
   }
   if (blockers.length > 0) return `${full} because of group ${blockers.join(", ")}: it has yet to read`;
-  if (!state.isNext) return `${full}; its last quarter is kept for the oldest unfinished shard`;
+  if (!state.isNext) return whyKept !== "" ? full : `${full}; ${QUARTER}`;
   if (!isKept) return `${full} of what trainers were given and have not acknowledged`;
   return `${full} of epochs that a replay or a pin holds`;
+}
+
+/** Return why a block that the budget could hold has to wait, or "" for one that it could not. */
+function whyKeptFree(state: QuotaState): string {
+  const withBlock = state.heldBytes + state.blockBytes;
+  if (withBlock > state.budgetBytes) return "";
+  if (!state.isNext && withBlock > Math.floor(state.budgetBytes * ORDINARY_SHARE)) return `; ${QUARTER}`;
+  return `; writers that waited fill only ${readableBytes(markBytes(state))}`;
 }
 
 /** Return what an operator can do about a wait, or "" if only time helps. */

@@ -1,7 +1,7 @@
 // The values and the pure rules that decide whether a block may be written now. `admission` asks them for one shard.
 
 /** The share of a budget for all shards. The rest is for the lowest unfinished shard of the oldest unfinished epoch. */
-const ORDINARY_SHARE = 0.75;
+export const ORDINARY_SHARE = 0.75;
 /** A writer that waited goes on when this share of the budget below its mark is free. */
 const LOW_SHARE = 0.1;
 /** After this wait it continues at the mark itself, because readers may have to hold the bytes between the marks. */
@@ -65,7 +65,7 @@ export function missingBytes(state: QuotaState): number {
 }
 
 /** Return up to how many bytes this shard may fill the budget now: for a while after it waited, the low mark. */
-function markBytes(state: QuotaState): number {
+export function markBytes(state: QuotaState): number {
   const { isNext, waitedMs } = state;
   const effective = effectiveBytes(state);
   const high = isNext ? effective : Math.floor(effective * ORDINARY_SHARE);

@@ -59,6 +59,8 @@ class ProductionProgress:
     """The planned samples of all epochs."""
     waits: str = ""
     """The reason why nothing moves, if nothing does."""
+    is_wait: bool = True
+    """Whether ``waits`` says what is awaited. Else it is a notice of a worker, the newest that it has."""
     pids: tuple[int, ...] = ()
     """The process ids of living local workers."""
     new_bad: tuple[str, ...] = ()
@@ -163,14 +165,17 @@ class ProgressDetails:
             self._counted_s = now
             self._workers = self._dispatcher.count_workers()
             self._waiting = sum(len(load_roster(self._client, each).waiting) for each in stream.partitions)
-        waits = ""
+        waits, is_wait = "", True
         if now - self._moved >= STALL_S:
             jobs = list(islice(unfinished, ASKED))
-            waits = self._why_still(jobs, bool(progress.pids)) if jobs else held_back
+            if told := self._dispatcher.reports(jobs).waits if jobs else "":
+                waits, is_wait = told.removeprefix(WAITING), told.startswith(WAITING)
+            else:
+                waits = self._why_still(jobs, bool(progress.pids)) if jobs else held_back
         new_bad = self._new_bad(progress, stream)
         return replace(
-            progress, waits=waits, new_bad=new_bad, more_bad=self._more_bad(progress), workers=self._workers,
-            waiting=self._waiting,
+            progress, waits=waits, is_wait=is_wait, new_bad=new_bad, more_bad=self._more_bad(progress),
+            workers=self._workers, waiting=self._waiting,
         )  # fmt: skip
 
     def _new_bad(self, progress: ProductionProgress, stream: Stream) -> tuple[str, ...]:
@@ -190,9 +195,6 @@ class ProgressDetails:
         return bad_command(self._plan.stream)
 
     def _why_still(self, jobs: Sequence[str], has_workers: bool) -> str:
-        waits = self._dispatcher.reports(jobs).waits.removeprefix(WAITING)
-        if waits:
-            return waits
         if self._dispatcher.count_workers():
             if not (running := self._dispatcher.running()):
                 return "no worker of this queue has taken one of its jobs: see what the workers say"

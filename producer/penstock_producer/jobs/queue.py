@@ -30,7 +30,7 @@ from penstock_common.errors import (
     Unauthorized,
 )
 from penstock_common.stream.commands import Refused
-from penstock_common.waiting import Notify
+from penstock_common.waiting import WAITING, Notify
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
 from penstock_producer.jobs.task_runner import JobReport, LoginRefused, ShardLost, SourceChanged, TaskRunner
@@ -110,7 +110,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     except (BudgetFull, DurabilityLost) as error:
         if runner.is_stopping:
             raise FillStopped from None  # it goes to the front, because it keeps its turn
-        report.waits(str(error))
+        report.waits(f"{WAITING}{error}")
         bring_forward(_queue_of(job), runner.earlier_jobs(task))
         return Retry(max=ENDLESS)
     return {"good": report.good, "bad": report.bad}

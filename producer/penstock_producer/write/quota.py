@@ -191,6 +191,9 @@ def pause_s(waited_s: float, last_wait_s: float) -> float:
     return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited_s / 2, last_wait_s / 4))
 
 
+QUARTER = "its last quarter is kept for the oldest unfinished shard"
+
+
 def explain_quota(
     stream: str, state: QuotaState, blockers: list[str], has_groups: bool,
     unacknowledged: Mapping[str, int] | None = None, gone: str = "", is_kept: bool = True,
@@ -207,9 +210,10 @@ def explain_quota(
         is_kept: Whether an epoch is pinned or replayed.
     """
     held, whole = readable_bytes(state.held_bytes), readable_bytes(state.budget_bytes)
-    share = f"{held} of {whole}"
+    share, why_kept = f"{held} of {whole}", ""
     if held != whole:  # it looks as if there were space
-        share += f", and the next block takes {readable_bytes(state.block_bytes)}"
+        why_kept = _why_kept_free(state)
+        share += f", and the next block takes {readable_bytes(state.block_bytes)}{why_kept}"
     budget = state.named_budget(stream)
     if not has_groups:
         return (
@@ -232,10 +236,20 @@ def explain_quota(
     if blockers:
         return f"{budget} is full ({share}) because of group {', '.join(blockers)}: it has yet to read"
     if not state.is_next:
-        return f"{budget} is full ({share}); its last quarter is kept for the oldest unfinished shard"
+        return f"{budget} is full ({share})" if why_kept else f"{budget} is full ({share}); {QUARTER}"
     if not is_kept:
         return f"{budget} is full ({share}) of what trainers were given and have not acknowledged"
     return f"{budget} is full ({share}) of epochs that a replay or a pin holds"
+
+
+def _why_kept_free(state: QuotaState) -> str:
+    """Return why a block that the budget could hold has to wait, or '' for one that it could not."""
+    with_block = state.held_bytes + state.block_bytes
+    if with_block > state.budget_bytes:
+        return ""
+    if not state.is_next and with_block > int(state.budget_bytes * ORDINARY_SHARE):
+        return f"; {QUARTER}"
+    return f"; writers that waited fill only {readable_bytes(state.mark_bytes)}"
 
 
 def explain_memory(stream: str, state: QuotaState, memory: ServerMemory) -> str:

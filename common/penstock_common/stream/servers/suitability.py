@@ -58,7 +58,8 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
     sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors if not tensor.is_ragged)
     quarter, step = largest_block(stream.partition_budget), samples * sample
     edges, steps = 3 if kept_steps else 2, (1 + kept_steps) * step
-    needed = steps + edges * max(sample, min(stream.block_bytes, quarter))
+    block_bytes = max(sample, min(stream.block_bytes, quarter))
+    needed = steps + edges * block_bytes
     if needed > quarter:
         around, block = edges * max(sample, stream.block_bytes), (quarter - steps) // edges
         enough = (steps + around) * 4 * len(stream.partitions)
@@ -66,9 +67,9 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
         if around > steps and block >= sample:
             advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
         raise TooLarge(
-            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it takes "
-            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, "
-            f"{readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
+            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it ({edges} of up "
+            f"to {readable_bytes(block_bytes)}) takes {readable_bytes(needed)}; stream {stream.name!r} has "
+            f"a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
         )
 
 
