@@ -20,8 +20,11 @@ import redis
 from rq import Callback, Queue
 from rq.serializers import JSONSerializer
 
-from penstock_common.errors import EpochFailed, PenstockError, SourceError
+from penstock_common.errors import BadSpec, EpochFailed, PenstockError, SourceError
+from penstock_common.stream.client import connect
+from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import find_stream
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
@@ -494,6 +497,17 @@ def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str
     assert look.is_wait
     assert "no group reads it: start a trainer" in told[0]
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_compression_of_an_unknown_tensor_costs_no_epoch(any_url: str, is_declared: bool) -> None:
+    """A typing error failed in shard 0, and the stream's epoch 0 was abandoned."""
+    spec = {"x": ("int32", (4,)), "pid": ("int64", ())} if is_declared else None
+    with pytest.raises(BadSpec, match="compression names the tensor 'q'; the spec has x, pid"):
+        produce(any_url, dataset(), compression="q=zstd", spec=spec)
+    with connect(any_url) as client:
+        stream = find_stream(client, "train")
+        assert stream is None or retained_epochs(client, stream) == {}
 
 
 def test_the_notice_of_a_worker_is_no_wait(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,6 +250,10 @@ def create_stream(
     Raises:
         StreamConflict: The stream exists with another spec, payload or number of partitions.
         BadOption: The budget is too small for one sample.
+        BadSpec: The compression names a tensor that the spec lacks.
+        MissingExtra: The package of a codec is not installed.
+
+    A refusal changes nothing of an existing stream.
     """
     stream = find_stream(client, name)
     if stream is None:
@@ -286,11 +290,13 @@ def create_stream(
         stream = load_stream(client, name)
     _refuse_conflict(stream, partitions, payload)
     _require_budget_holds(name, budget_bytes, len(stream.partitions), stream.spec or spec)
+    if compression is not None:
+        compression.require(stream.spec or spec)
+    if spec is not None:
+        fix_spec(client, stream, spec)
     _change_settings(client, stream, budget_bytes, retention, durability, compression, notify)
     if info:
         set_field(client, stream, "info", json.dumps({**stream.info, **info}))
-    if spec is not None:
-        fix_spec(client, stream, spec)
     _enter(client, stream)
     return load_stream(client, name)
 

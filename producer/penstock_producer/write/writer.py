@@ -400,6 +400,7 @@ class Writer:
             self.stream = load_stream(self._client, self.stream.name)
         if self.stream.spec is None:
             found = sample if isinstance(sample, Spec) else Spec.infer(sample)
+            self.stream.compression.require(found)
             spec = fix_spec(self._client, self.stream, found)
             rows = "" if isinstance(sample, Spec) or not found.rows else ROWS.format(found.rows)
             self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}{rows}")

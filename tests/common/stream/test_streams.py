@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from penstock_common.errors import BadOption
+from penstock_common.errors import BadOption, BadSpec, StreamConflict
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, create_stream, find_stream, load_stream
+from penstock_common.wire.compression import Compression
 from penstock_common.wire.spec import Spec
 
 AT_ONCE = 8
@@ -64,6 +66,19 @@ def test_a_changed_budget_is_told_once(any_client: Client) -> None:
     for budget_bytes in (5_000_000, None, 1 << 20, 1 << 20):
         create_stream(any_client, "bud", budget_bytes=budget_bytes, notify=told.append)
     assert told == ["the budget of stream 'bud' is 1.0 MiB from now on; it was 4.8 MiB"]
+
+
+def test_a_refusal_changes_nothing_of_an_existing_stream(any_client: Client) -> None:
+    """A stream that was tried with a wrong spec had another budget from then on."""
+    spec, told = Spec.of({"x": ("uint8", ())}), list[str]()
+    create_stream(any_client, "kept", spec=spec, budget_bytes=5_000_000)
+    before = find_stream(any_client, "kept")
+    change: dict[str, Any] = {"budget_bytes": 1 << 20, "retention": "epochs:3", "notify": told.append}
+    with pytest.raises(StreamConflict, match="holds samples of another spec"):
+        create_stream(any_client, "kept", spec=Spec.of({"z": ("uint8", ())}), **change)
+    with pytest.raises(BadSpec, match="compression names the tensor 'q'; the spec has x"):
+        create_stream(any_client, "kept", compression=Compression.parse("q=zstd"), **change)
+    assert (find_stream(any_client, "kept"), told) == (before, [])
 
 
 def test_a_budget_that_holds_no_sample_is_refused_and_changes_nothing(any_client: Client) -> None:
