@@ -6,14 +6,19 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.plan import ProductionPlan
-from penstock_producer.sources.config import GeneratorConfig
+from penstock_producer.sources.config import GeneratorConfig, LocalConfig
+from penstock_producer.sources.names import register
+from tests.contracts.processes import child
 from tests.producer.made import SAMPLES
+from tests.producer.reading import read_epoch
 from tests.producer.test_jobs import dataset, options_of, produce
 
 
@@ -53,6 +58,29 @@ def test_a_process_that_feeds_does_not_collect_its_parents_garbage(any_url: str)
     plan = ProductionPlan(stream="train", source=GeneratorConfig(name="tests.producer.made:collected"))
     with EndlessProduction(plan, options_of(any_url)) as production:
         assert [look.done for look in production.run()][-1] == 5
+
+
+def test_transforms_use_torch_after_their_parent_used_it(any_url: str) -> None:
+    """A notebook tries its model on a batch first. The threads of torch that this started are not in forked workers."""
+    with child(_produce_through_torch, any_url) as process:
+        assert process.rest(60) == [f"{SAMPLES} samples, 0 bad, by workers with 1 thread"], process.errors()
+
+
+def _produce_through_torch(url: str) -> None:
+    """Use a model of torch, in this process of its own and then in workers."""
+    import torch
+
+    torch.set_num_threads(2)  # one core has no thread to wait for
+    model, batch = torch.nn.Linear(256, 4), torch.ones(256, 256)
+    model(batch)
+
+    def applied(number: int) -> dict[str, Any]:
+        return {"x": model(batch).detach().numpy(), "threads": np.int64(torch.get_num_threads())}
+
+    source = LocalConfig(token=register(range(SAMPLES)), transform=register(applied))
+    made = produce(url, source, sample_limit_s=10.0)
+    (threads,) = {int(sample["threads"]) for sample in read_epoch(url).values()}
+    print(f"{made.samples} samples, {made.bad} bad, by workers with {threads} thread", flush=True)
 
 
 @pytest.mark.usefixtures("garbage")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -68,4 +69,16 @@ def _run(target: Callable[..., None], args: tuple[Any, ...], collects: bool) -> 
     gc.freeze()
     if collects:
         gc.enable()
+    _leave_threads_of_torch()
     target(*args)
+
+
+def _leave_threads_of_torch() -> None:
+    """Have torch compute in the calling thread, as in its own DataLoader's workers.
+
+    A fork copies torch's note of its threads and not the threads. So an operator that is divided among them would wait
+    without end.
+    """
+    set_num_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)  # to import it takes a second
+    if set_num_threads is not None:
+        set_num_threads(1)
