@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +15,28 @@ import redis
 
 from penstock_common.errors import EpochFailed
 from penstock_common.stream.client import connect
-from penstock_common.stream.streams import create_stream
+from penstock_common.stream.manifest import ABANDONED, retained_epochs
+from penstock_common.stream.streams import create_stream, load_stream
 from penstock_producer.jobs import watchdog
 from penstock_producer.jobs.fill import TooManyBad
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionSummary
+from penstock_producer.jobs.queue import DEATHS
 from penstock_producer.jobs.worker import WorkerOptions
-from penstock_producer.sources.config import DatasetConfig, GeneratorConfig
-from tests.producer.deadly import DEEDS, SAMPLES
+from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig
+from penstock_producer.sources.names import register
+from tests.producer.deadly import DEEDS, SAMPLES, good
 from tests.producer.reading import read_epoch
 
 
 def produce(
-    url: str, transform: str | GeneratorConfig, *, told: list[str] | None = None, memory: int | None = None, **plan: Any
+    url: str,
+    transform: str | GeneratorConfig | LocalConfig,
+    *,
+    told: list[str] | None = None,
+    memory: int | None = None,
+    **plan: Any,
 ) -> ProductionSummary:
     """One production by two workers to its end."""
     named = DatasetConfig(name="tests.producer.deadly:numbers", transform=f"tests.producer.deadly:{transform}")
@@ -80,6 +90,21 @@ def test_an_item_of_an_iterator_that_ends_its_worker_is_left_out(any_url: str, a
     assert (summary.samples, summary.bad) == (SAMPLES, 1)
     assert made(any_url) == [number for number in range(SAMPLES) if number != 5]
     assert reasons(any_client) == [f"{name}[5]: ended its worker with exit code 0, 3 times"]
+
+
+def test_an_iterator_that_ends_its_worker_each_time_fails_the_epoch_by_the_shards_name(any_url: str) -> None:
+    """No sample is to blame. Its user read "see what it said above" after three tries, and nothing was above."""
+
+    def feed() -> Iterator[dict[str, Any]]:
+        yield from map(good, range(25))
+        os._exit(7)
+
+    told: list[str] = []
+    with pytest.raises(EpochFailed, match=r"^shard 0 of .* with exit code 7, the last of 15 .* no more than 0 samples"):
+        produce(any_url, LocalConfig(token=register(feed)), told=told)
+    assert sum("ended with exit code 7; another takes its place" in line for line in told) == DEATHS
+    with connect(any_url) as client:
+        assert retained_epochs(client, load_stream(client, "train")) == {0: ABANDONED}
 
 
 def test_a_transform_that_crashes_at_random_completes_with_every_sample(

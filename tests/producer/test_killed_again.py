@@ -70,7 +70,7 @@ def test_what_kills_every_worker_and_is_no_sample_fails_its_epoch_and_says_where
     with pytest.raises(
         EpochFailed,
         match=r"shard 0 of epoch 0 of 'train': worker process \d+ was killed by SIGKILL, the last of 6 .*"
-        r"no further than sample 60 of this shard",
+        r"committed no more than 60 samples of this shard",
     ):
         produce(any_url, GeneratorConfig(name="tests.producer.made:deadly_feed"), workers=1, block_bytes=240,
                 patience_s=300)  # fmt: skip

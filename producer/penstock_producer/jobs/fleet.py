@@ -25,7 +25,7 @@ from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOp
 TICK_S = 0.2
 """The time between two looks at the processes."""
 TOO_SOON_S = 3.0
-"""A worker that dies sooner after its start counts as not started."""
+"""A worker that dies sooner after its start, before it began a shard, counts as not started."""
 FALSE_STARTS = 3
 STOP_S = 10.0
 """The time that a worker has to stop, more than `STOP_GRACE_S`. Then it is killed, and no committed data is lost."""
@@ -161,7 +161,7 @@ class Fleet:
                 raise advise(ServerUnavailable(f"workers waited {OUTAGE_S:.0f} s in vain for {self._servers()}"))
             if code == EXIT_LOST:
                 death = WorkerDeath(member.options.name, LOST_SERVER, is_to_blame=False)
-            soon = time.monotonic() - member.began < TOO_SOON_S and death.offset is None
+            soon = time.monotonic() - member.began < TOO_SOON_S and not member.watchdog.current.has_begun
             self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
             if self._false_starts < FALSE_STARTS:
                 self._add(self._restart)

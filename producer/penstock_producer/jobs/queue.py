@@ -235,8 +235,8 @@ class ShardJob(Job):
     def why_lost(self, reason: str = ABANDONED) -> str:
         """Return why a job fails whose workers died: what ended the last one, and where all of them stopped."""
         return (
-            f"{reason}, the last of {self.meta.get('deaths', RETRIES + 1)} in a row that got no further than sample "
-            f"{self.meta.get('at', 0)} of this shard: see what kills them (memory? a crash in the transform?)"
+            f"{reason}, the last of {self.meta.get('deaths', RETRIES + 1)} in a row that committed no more than "
+            f"{self.meta.get('at', 0)} samples of this shard: see what kills them (memory? a crash in your code?)"
         )
 
     def lose_worker(self, death: WorkerDeath) -> None:

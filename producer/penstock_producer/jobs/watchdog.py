@@ -38,6 +38,10 @@ LOOK_S = 1.0
 """The time between two readings of memory."""
 
 
+_BETWEEN, _OPENING = -1, -2
+"""Notes of a worker that makes no sample: it has ended one, or opens the source of a shard."""
+
+
 class CurrentSample:
     """A worker's note of what it is making, in memory shared with its supervisor, so that it outlives a crash.
 
@@ -46,12 +50,17 @@ class CurrentSample:
 
     def __init__(self, cells: Any = None) -> None:
         self.cells: Any = RawArray("d", 3) if cells is None else cells
-        """The sample's offset in its shard plus one (0: no sample, -1: no other work either); since when; how long it
-        may take (0: no limit)."""
+        """The sample's offset in its shard plus one (0: no shard was begun, `_OPENING`, `_BETWEEN`); since when; how
+        long it may take (0: no limit)."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether this worker ever began a shard."""
+        return bool(self.cells[0])
 
     def open(self) -> None:
         """Note that a shard is begun: its source is being opened."""
-        self.cells[0] = 0
+        self.cells[0] = _OPENING
 
     def begin(self, offset: int, limit_s: float) -> None:
         """Note that the sample at this offset is being made from now on."""
@@ -61,14 +70,14 @@ class CurrentSample:
 
     def end(self) -> None:
         """Note that it is made or was given up. Our own work follows, and waits for quota and for the server."""
-        self.cells[0] = -1
+        self.cells[0] = _BETWEEN
 
     def look(self) -> WorkerSample:
         """Return what is being made now."""
         offset, since, limit_s = self.cells
-        if offset < 0:
+        if offset == _BETWEEN:
             return BETWEEN
-        return WorkerSample(int(offset) - 1, since, limit_s) if offset else NOTHING
+        return WorkerSample(int(offset) - 1, since, limit_s) if offset > 0 else NOTHING
 
 
 @dataclass(frozen=True)
