@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,6 +106,35 @@ def test_an_iterator_that_ends_its_worker_each_time_fails_the_epoch_by_the_shard
     assert sum("ended with exit code 7; another takes its place" in line for line in told) == DEATHS
     with connect(any_url) as client:
         assert retained_epochs(client, load_stream(client, "train")) == {0: ABANDONED}
+
+
+def test_a_sample_that_interrupts_its_worker_is_left_out_by_name(any_url: str, any_client: redis.Redis) -> None:
+    """A library may raise KeyboardInterrupt. The epoch ended with that word and no sample's name."""
+
+    def interrupts(number: int) -> dict[str, Any]:
+        if number == 13:
+            raise KeyboardInterrupt
+        return good(number)
+
+    source = LocalConfig(token=register(range(SAMPLES)), transform=register(interrupts))
+    summary = produce(any_url, source, shuffle=False)
+    assert (summary.samples, summary.bad) == (SAMPLES, 1)
+    (reason,) = reasons(any_client)
+    assert re.fullmatch(r"range local-\w+\[13\]: KeyboardInterrupt \(test_deadly_samples.py:\d+\)", reason)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_iterator_that_interrupts_its_worker_fails_the_epoch_by_the_items_number(
+    any_url: str, error: BaseException
+) -> None:
+    """As any other error of an iterator does."""
+
+    def feed() -> Iterator[dict[str, Any]]:
+        yield from map(good, range(13))
+        raise error
+
+    with pytest.raises(EpochFailed, match=rf" failed at item 13: {type(error).__name__}"):
+        produce(any_url, LocalConfig(token=register(feed)))
 
 
 def test_a_transform_that_crashes_at_random_completes_with_every_sample(

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
+from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named, with_name
 from penstock_producer.jobs.forking import end_with_owner, forked
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.progress import (
@@ -320,7 +320,7 @@ class _Feeder:
         try:
             return self._source.make(item, offset, self._seed.of(0, offset))
         except SampleError as error:
-            return error
+            return with_name(error, self._source.key(offset))
 
     def _write(self, made: Sample | SampleError) -> None:
         if isinstance(made, SampleError):

@@ -18,6 +18,7 @@ from penstock_common.errors import BadSpec, PenstockError, SampleError, SpecMism
 from penstock_common.wire.spec import Spec, TensorSpec
 from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, CurrentSample
+from penstock_producer.sources.names import blame, is_ctrl_c
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
 from penstock_producer.sources.seeding import sample_rng, seed_globals
 from penstock_producer.sources.transform import Transform, transform_block
@@ -97,7 +98,7 @@ class FailureLimit:
     def make(self, offset: int, key: str, make: Callable[[], T], commit_all: Callable[[], None]) -> T:
         """Make a sample, or a block of them that begins at this offset, while the supervisor watches.
 
-        Raises SampleError.
+        Raises SampleError, which names the sample whatever the source's own text is.
 
         A sample that ended a worker before is made once everything before it is safe, which ``commit_all`` ensures. If
         it ends another worker, nothing else is lost. After too many such ends it is not tried any more.
@@ -110,8 +111,14 @@ class FailureLimit:
         self.current.begin(offset, self.sample_limit_s)
         try:
             return make()
+        except SampleError as error:
+            raise with_name(error, key) from error.__cause__
         except SystemExit as error:
             raise SampleError(f"{key}: called sys.exit({error.code!r})") from error
+        except KeyboardInterrupt as error:
+            if is_ctrl_c(error):
+                raise
+            raise SampleError(f"{key}: {blame(error)}") from error
         finally:
             self.current.end()
 
@@ -166,6 +173,14 @@ class FailureLimit:
             of = f" of {samples}" if samples is not None else ""
             last = f"; the last was {self.last}" if self.last else ""
             raise TooManyBad(f"{bad}{of} samples are bad, --max-bad {self.max_bad} allows {limit}{last}")
+
+
+def with_name(error: SampleError, key: str) -> SampleError:
+    """Return an error whose text names the sample. Only a source of the user's own raises others."""
+    text = str(error)
+    first = text.partition(": ")[0]
+    is_of_part = bool(first) and key.endswith(first)  # a part of a weighted source names its own sample
+    return error if key in text or is_of_part else SampleError(f"{key}: {text}")
 
 
 @dataclass(frozen=True)

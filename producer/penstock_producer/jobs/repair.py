@@ -22,7 +22,7 @@ from penstock_common.wire.block import Block, BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import SHAPES_SUFFIX
-from penstock_producer.jobs.fill import EpochSeed
+from penstock_producer.jobs.fill import EpochSeed, with_name
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, Sample, can_make_again
 from penstock_producer.write.shard import MAX_BLOCK_SAMPLES
@@ -201,7 +201,7 @@ def _samples(source: AnySource, order: EpochOrder, manifest: Manifest, lost: Mis
         try:
             made = source.read(item, seed.of(lost.shard, first))
         except SampleError as error:
-            made = error
+            made = with_name(error, source.key(item))
         for offset in wanted:
             if offset in known:
                 yield offset, None

@@ -12,7 +12,7 @@ from penstock_common.errors import SourceError
 from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import as_sample, batch_tensors, row_count
-from penstock_producer.sources.names import blame
+from penstock_producer.sources.names import blame, is_ctrl_c
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.transform import Transform
 
@@ -113,7 +113,9 @@ def _guarded(items: Iterator[Any], name: str) -> Iterator[Any]:
             return
         except SourceError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if is_ctrl_c(error):
+                raise
             raise SourceError(f"{name} failed at item {position}: {blame(error)}") from error
         yield item
         position += 1

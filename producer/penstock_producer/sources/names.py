@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import secrets
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -117,6 +118,11 @@ def blame(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _is_library(f.filename)]
     return f"{what} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else what
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return whether the user may have interrupted this process. A worker ignores Ctrl-C, so there user code raised."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def _is_library(filename: str) -> bool:

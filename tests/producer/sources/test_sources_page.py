@@ -21,6 +21,7 @@ from penstock_producer.sources.protocol import Source
 from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract
 from tests.producer.sources.conftest import UserModule
+from tests.producer.test_jobs import produce
 
 DOCS = Path(__file__).parents[3] / "docs"
 NAMES = ("sources", "python-sources", "choosing-samples", "own-source")
@@ -118,6 +119,32 @@ class TestAnIterableOfOnesOwn(IterableContract):
     def empty(self, config: InstalledConfig) -> InstalledConfig:
         """One without items."""
         return config.model_copy(update={"options": {"count": 0}})
+
+
+DEAF = """
+from penstock_common.errors import SampleError
+class Deaf(Waves):
+    def read(self, index, rng):
+        if index == 3:
+            raise SampleError("no such wave")
+        return super().read(index, rng)
+"""
+
+
+@pytest.mark.parametrize(("kind", "name"), [("installed", "waves[3]"), ("weighted", "0/waves[3]")])
+def test_a_sample_error_without_the_samples_name_gets_it(
+    any_url: str, user_module: UserModule, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    """The page shows how to raise it, and the list of bad samples said "no such wave" of no sample."""
+    points = [EntryPoint("deaf", f"{user_module(CLASS + DEAF)}:Deaf", installed.GROUP)]
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.setattr(installed, "entry_points", lambda group: points)
+    source: dict[str, Any] = {"kind": "installed", "name": "deaf", "options": {"count": 9}}
+    if kind == "weighted":
+        source = {"kind": "weighted", "parts": [{"source": source}]}
+    told = list[str]()
+    produce(any_url, parse_config(source), each=lambda look: told.extend(look.new_bad))
+    assert told == [f"{name}: no such wave"]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[2])
