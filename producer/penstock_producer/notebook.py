@@ -29,7 +29,7 @@ from penstock_producer.jobs.progress import ProductionProgress, ProductionSummar
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import LocalConfig
-from penstock_producer.sources.names import forget, register
+from penstock_producer.sources.names import forget, register_alike
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 END_S = 5.0
@@ -92,7 +92,7 @@ class BackgroundProduction(Answering):
     def stop(self) -> None:
         """Stop the workers and wait for their end.
 
-        An unfinished epoch is abandoned, because no other process has its objects.
+        An unfinished epoch is abandoned, so that its trainers end.
         """
         self._stopping.set()
         self._thread.join()
@@ -159,7 +159,8 @@ def produce(
 ) -> BackgroundProduction:
     """Let worker processes produce epochs of an object with a length and items, of batches or of an iterable.
 
-    Objects and functions may be local to this process, such as closures in a notebook.
+    Objects and functions may be local to this process, such as closures in a notebook. If the dataset and the functions
+    are attributes of imported modules, the same program continues after a kill what it left unfinished.
 
     Args:
         dataset: the object.
@@ -200,14 +201,12 @@ def produce(
     callable_of("notify", notify, "print")
     if workers < 1:
         raise PenstockError("workers=0: objects without an import name need local workers; give workers=1 or more")
-    tokens = [register(dataset)]
-    if callable(transform):
-        tokens.append(register(transform))
-        transform = tokens[-1]
     block_transform = tuning.block_transform
-    if callable(block_transform):
-        tokens.append(register(block_transform))
-        block_transform = tokens[-1]
+    objects = [dataset, *(function for function in (transform, block_transform) if callable(function))]
+    tokens = register_alike(objects)
+    functions = iter(tokens[1:])
+    transform = next(functions) if callable(transform) else transform
+    block_transform = next(functions) if callable(block_transform) else block_transform
     settings = Settings.from_environment()
     url = url or settings.url
     options = WorkerOptions(

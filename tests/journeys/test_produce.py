@@ -11,6 +11,12 @@ import pytest
 
 import penstock
 from penstock_common.errors import PenstockError, WaitTimeout
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.worker import WorkerOptions
+from penstock_producer.sources.config import LocalConfig
+from penstock_producer.sources.names import register
+from tests.contracts.processes import child
 from tests.journeys.test_hostile_queue_beside import PATIENCE_S, running
 from tests.journeys.test_hostile_queue_beside import penstock as penstock_command
 from tests.producer.made import SAMPLES
@@ -84,6 +90,62 @@ def test_stopping_ends_the_workers_and_tells_the_trainers(any_url: str) -> None:
     assert all(_has_ended(pid) for pid in pids)
     with pytest.raises(PenstockError, match="stopped before its end"):
         production.wait()
+
+
+WORDS = ["penstock", "gate", "turbine", "weir"] * 10
+
+
+def counted_slowly(word: str) -> dict[str, int]:
+    """Take the time in which a test can kill a program."""
+    time.sleep(0.05)
+    return {"length": len(word)}
+
+
+def _produce_words(url: str) -> None:
+    production = penstock.produce(
+        WORDS, transform=counted_slowly, epochs=3, url=url, tuning=penstock.Tuning(shard_samples=2)
+    )
+    while production.progress.done < 4:
+        time.sleep(0.01)
+    print("has begun", flush=True)
+    production.wait()
+
+
+def test_a_killed_program_goes_on_if_its_dataset_is_an_attribute_of_a_module(any_url: str) -> None:
+    """It made three further epochs, and its trainer waited for the first one, which nobody completed."""
+    with child(_produce_words, any_url) as program:
+        assert program.line() == "has begun", program.errors()
+        program.kill()
+    told: list[str] = []
+    tuning = penstock.Tuning(shard_samples=2, notify=told.append)
+    again = penstock.produce(WORDS, transform=counted_slowly, epochs=3, url=any_url, tuning=tuning)
+    summary = again.wait(60)
+    assert summary.epochs == (0, 1, 2), told
+    assert summary.made_before >= 4
+    assert [line for line in told if "unfinished" in line] == [
+        "going on with epochs 0-2 of 'train', which an earlier run left unfinished"
+    ]
+    assert len(read_epoch(any_url).values()) == len(WORDS)
+
+
+def test_a_run_of_objects_without_names_says_that_no_run_continues_the_epoch(any_url: str) -> None:
+    """It was told to run the same command again, which it had just done."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+
+    def plan() -> ProductionPlan:
+        return ProductionPlan(stream="train", source=LocalConfig(token=register(range(8))))
+
+    with Production(plan(), options, workers=0) as production:
+        next(production.run())
+    told: list[str] = []
+    with Production(plan(), options, workers=0, notify=told.append):
+        pass
+    (said,) = [line for line in told if "is unfinished" in line]
+    assert said.endswith(
+        "began in another run, which may have had the same dataset: a later run continues only datasets and functions "
+        "that are attributes of an imported module. Unless that run is still at work, end the epoch as it is: "
+        "`penstock epochs close train 0`"
+    )
 
 
 def test_what_fails_is_raised_where_it_is_waited_for(any_url: str) -> None:

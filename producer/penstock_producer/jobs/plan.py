@@ -24,8 +24,8 @@ from penstock_common.wire.limits import MAX_SHARD_SAMPLES
 from penstock_common.wire.spec import Spec, SpecLike
 from penstock_producer.jobs.task import MaxBad, OnError, ShardTask
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
-from penstock_producer.sources.config import SourceConfig
-from penstock_producer.sources.names import is_token
+from penstock_producer.sources.config import LocalConfig, SourceConfig
+from penstock_producer.sources.names import name_in_token
 from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
@@ -101,7 +101,7 @@ def open_writer(
 def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | None = None) -> str:
     """Return the manifest's fingerprint: of the source, its order, and the function that transforms blocks."""
     ordered = fingerprint if shuffle else f"{fingerprint}-in-order"
-    return f"{ordered}-{block_transform}" if block_transform and not is_token(block_transform) else ordered
+    return f"{ordered}-{block_transform}" if block_transform else ordered
 
 
 class PlannedSource:
@@ -196,6 +196,18 @@ def find_epochs(
 def unfinished_of_others(client: Client, stream: Stream, fingerprint: str, seed: int) -> list[Manifest]:
     """Return the unfinished epochs of other productions, which a production of this source and seed never completes."""
     return [one for one in _unfinished(client, stream) if one.fingerprint and not _is_same(one, fingerprint, seed)]
+
+
+def begun_otherwise(plan: ProductionPlan) -> str:
+    """Return how an unfinished epoch began that a run of this plan does not complete, and what becomes of it."""
+    if isinstance(plan.source, LocalConfig) and not name_in_token(plan.source.token):
+        return (
+            "in another run, which may have had the same dataset: a later run continues only datasets and functions "
+            "that are attributes of an imported module. Unless that run is still at work, end the epoch as it is"
+        )
+    return (
+        "with another source, transform or seed: unless its command still runs, run it again, or end the epoch as it is"
+    )
 
 
 def _unfinished(client: Client, stream: Stream) -> list[Manifest]:

@@ -57,6 +57,7 @@ from penstock_producer.jobs.plan import (
     EpochOrder,
     PlannedSource,
     ProductionPlan,
+    begun_otherwise,
     find_epochs,
     ids_of_source,
     open_writer,
@@ -246,9 +247,8 @@ class Production:
             done, epoch = sum(manifest.done.values()), manifest.epoch
             of = "" if manifest.samples is None else f" of {manifest.samples:,}"
             self._notify(
-                f"epoch {epoch} of {stream.name!r} is unfinished, {done:,}{of} samples of whole shards, and began with "
-                f"another source, transform or seed: unless its command still runs, run it again, or end the epoch as "
-                f"it is: `penstock epochs close {stream.name} {epoch}`"
+                f"epoch {epoch} of {stream.name!r} is unfinished, {done:,}{of} samples of whole shards, and began "
+                f"{begun_otherwise(self._plan)}: `penstock epochs close {stream.name} {epoch}`"
             )
 
     @property

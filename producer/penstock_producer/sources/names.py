@@ -1,7 +1,8 @@
 """The objects that a config names: by an import name ``module:attribute``, or by a token where they have none.
 
 Modules are imported from the current directory, too, as by ``python -m``. A token stands for an object of this process,
-such as a notebook's dataset. It reaches a worker because the fork copies this module. Errors suggest similar names.
+such as a notebook's dataset. It reaches a worker because the fork copies this module. It has the import name of an
+attribute of a module, so that a later run knows the object again. Errors suggest similar names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import secrets
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from penstock_common.errors import PenstockError, SourceError
@@ -158,20 +160,52 @@ def _nearest(word: str, known: list[str]) -> str:
 
 
 _PREFIX = "local-"
-
+_PROGRAMS = ("__main__", "__mp_main__")
+"""The modules of the program. `multiprocessing` uses the second name in processes that it spawns."""
 
 _OBJECTS: dict[str, Any] = {}
 """Token -> object. An entry stays until `forget`. Workers that are forked later have all entries."""
 
 
-def register(value: Any) -> str:
-    """Keep an object under a new token and return the token.
+def register(value: Any, name: str = "") -> str:
+    """Keep an object under a token and return the token. It is a new one unless the object has a ``name``.
 
     Only workers that are forked afterwards know it.
     """
-    token = _PREFIX + secrets.token_hex(6)
+    token = _PREFIX + (name or secrets.token_hex(6))
     _OBJECTS[token] = value
     return token
+
+
+def register_alike(values: Sequence[Any]) -> list[str]:
+    """Return the tokens of the objects of one production: by their import names if each has one, otherwise new ones.
+
+    A later run of the program gets the same tokens by import names, and so it continues what this run leaves.
+    """
+    names = [import_name(value) for value in values]
+    return [register(value, name if all(names) else "") for value, name in zip(values, names, strict=True)]
+
+
+def import_name(value: Any) -> str:
+    """Return ``module:attribute`` of an object that is an attribute of a module, or ''.
+
+    The module of the program itself does not count, because every program and notebook calls it ``__main__``.
+    """
+    found = [
+        f"{module_name}:{attribute}"
+        for module_name, module in list(sys.modules.items())
+        if module_name not in _PROGRAMS and isinstance(module, ModuleType)
+        # any other look would import a lazy module
+        for attribute, each in list(object.__getattribute__(module, "__dict__").items())
+        if each is value
+    ]
+    return min(found, default="")  # it does not depend on the order of imports
+
+
+def name_in_token(token: str) -> str:
+    """Return the import name with which an object was registered, or ''."""
+    name = token.removeprefix(_PREFIX)
+    return name if ":" in name else ""
 
 
 def lookup(token: str) -> Any:
@@ -189,8 +223,12 @@ def lookup(token: str) -> Any:
 
 
 def forget(token: str) -> None:
-    """Drop an object. An unknown token is no error."""
-    _OBJECTS.pop(token, None)
+    """Drop an object. An unknown token is no error.
+
+    An object with an import name stays, because another production may have it. Its module keeps it anyway.
+    """
+    if not name_in_token(token):
+        _OBJECTS.pop(token, None)
 
 
 def is_token(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ from penstock_producer.sources.files import require_local
 from penstock_producer.sources.generator import Factory, GeneratorSource, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasSource, is_keras
-from penstock_producer.sources.names import lookup, resolve, resolve_object
+from penstock_producer.sources.names import is_token, lookup, name_in_token, resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
 from penstock_producer.sources.transform import Transform, TransformedSource
 
@@ -221,7 +222,7 @@ def _once(iterator: Iterator[Any], name: str) -> Factory:
 def _local(config: LocalConfig) -> AnySource:
     found = lookup(config.token)
     transform = _transform(config.transform)
-    name = f"{type(found).__name__} {config.token}"
+    name = f"{type(found).__name__} {name_in_token(config.token) or config.token}"
     if config.reads_as is None and is_torch(found):
         from penstock_producer.sources.torch import open_torch  # its owner has imported torch already
 
@@ -237,7 +238,10 @@ def _local(config: LocalConfig) -> AnySource:
 
 
 def _transform(name: str | None) -> Transform | None:
-    return None if name is None else Transform.load(name)
+    if name is None:
+        return None
+    transform = Transform.load(name)
+    return replace(transform, name=name_in_token(name) or transform.name) if is_token(name) else transform
 
 
 def is_torch(value: Any) -> bool:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import LazyLoader, find_spec, module_from_spec
+
 import pytest
 
 from penstock_common.errors import SourceError
 from penstock_producer.sources import allowed
-from penstock_producer.sources.names import resolve, resolve_callable, resolve_object
+from penstock_producer.sources.names import (
+    import_name,
+    lookup,
+    register_alike,
+    resolve,
+    resolve_callable,
+    resolve_object,
+)
 from tests.producer.sources.conftest import UserModule
 
 
@@ -92,6 +102,32 @@ def test_a_script_that_begins_when_it_is_imported_is_told_from_a_module(script: 
     name = user_module(f"{script}data = range(8)\n")
     with pytest.raises(SourceError, match=rf"importing {name} failed: .*belongs under `if __name__ == '__main__':`"):
         resolve(f"{name}:data")
+
+
+def test_an_object_has_the_name_of_the_module_that_holds_it(
+    user_module: UserModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run of a program knows its dataset by it. The look must import no lazy module."""
+    held = list(range(8))
+    name = user_module(f"data = {held}\n")
+    assert import_name(resolve(f"{name}:data")) == f"{name}:data"
+    monkeypatch.setattr(sys.modules["__main__"], "data", held, raising=False)
+    spec = find_spec(user_module("raise AssertionError\n"))
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = LazyLoader(spec.loader)
+    lazy = module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    monkeypatch.setitem(sys.modules, spec.name, lazy)
+    assert import_name(held) == ""  # every program's own module is called __main__
+
+
+def test_one_object_without_a_name_gives_all_of_a_production_new_tokens(user_module: UserModule) -> None:
+    """Another function under the same name would go on with this one's epoch."""
+    data = resolve(f"{user_module('data = [1]')}:data")
+    assert register_alike([data]) == register_alike([data])
+    assert not set(register_alike([data, print])) & set(register_alike([data, lambda item: item]))
+    assert lookup(register_alike([data])[0]) is data
 
 
 def test_a_function_that_exits_is_named(user_module: UserModule) -> None:
