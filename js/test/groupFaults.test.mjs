@@ -8,6 +8,7 @@ import { after, afterEach, before, test } from "node:test";
 import { createClient } from "@redis/client";
 import { Member } from "../dist/group/member.js";
 import { SharedReading } from "../dist/group/reading.js";
+import { whetherProducerRuns } from "../dist/group/sentences.js";
 import { SharedReaders } from "../dist/group/sharedReader.js";
 import { GroupNotFound, load, MemberReplaced, openWriter, ServerUnavailable, WaitTimeout } from "../dist/index.js";
 import { BlockingLine } from "../dist/stream/line.js";
@@ -571,6 +572,12 @@ test("why a loop waits is told without a server", async () => {
     assert.match(error.message, /^gave up after \d+ s: more samples of epoch 0 of 'why'; none came for/);
     return true;
   });
+});
+
+test("an epoch is to be closed only after a wait that no starting worker explains", () => {
+  const asked = "Is a producer running (`penstock inspect t`)?";
+  assert.equal(whetherProducerRuns("t", 0, 3000), `${asked} Its workers may still be starting`);
+  assert.equal(whetherProducerRuns("t", 0, 20_000), `${asked} If none will: \`penstock epochs close t 0\``);
 });
 
 test("a member does not advise to close a feed that goes on", async () => {

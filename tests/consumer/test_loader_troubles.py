@@ -148,7 +148,7 @@ class TestWaits:
             list(loader)
 
     def test_a_producer_that_stopped_in_the_middle_is_said(self, any_url: str) -> None:
-        """A trainer that waits for samples that will not come must name the epoch, and what would end the wait."""
+        """A trainer that waits for samples that will not come must name the epoch, and where to look."""
         with Writer("t", url=any_url, spec=SPEC) as writer:
             with writer.epoch(sizes=[2, 2]).shard(0) as shard:
                 shard.write(sample(0))
@@ -156,7 +156,7 @@ class TestWaits:
             with loader_of(any_url, batch_size=2, timeout_s=0.7) as loader:
                 batches = iter(loader)
                 next(batches)
-                with pytest.raises(WaitTimeout, match=r"1 of 2 shards.*penstock epochs close t 0"):
+                with pytest.raises(WaitTimeout, match=r"epoch 0 .*1 of 2 shards.*penstock inspect t"):
                     next(batches)
 
     def test_a_finished_group_is_told_so(self, any_url: str, any_client: Client) -> None:

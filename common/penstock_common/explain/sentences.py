@@ -15,6 +15,9 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ranges import format_ranges, merge_ranges
 from penstock_common.stream.streams import Stream
 
+CLOSE_AFTER_S = 20.0
+"""The wait after which the command is named that ends an epoch without its producer. Workers import for some seconds
+before their first sample, and the trainer of `penstock run` starts beside them."""
 SHOWN = 4
 """The missing members that a sentence names."""
 
@@ -55,6 +58,14 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
     if missing := missing_members(client, partition, roster, roster.groups, now_ms):
         parts.append(f"last seen a while ago: {explain_missing(missing)}")
     return f"its writer waits for space ({'; '.join(parts)})"
+
+
+def whether_producer_runs(stream: str, epoch: int, seconds: float) -> str:
+    """Return what to look at, and in time what to do, if no sample of an epoch came for these seconds."""
+    asked = f"Is a producer running (`penstock inspect {stream}`)?"
+    if seconds < CLOSE_AFTER_S:
+        return f"{asked} Its workers may still be starting"
+    return f"{asked} If none will: `penstock epochs close {stream} {epoch}`"
 
 
 def why_no_epoch(

@@ -21,7 +21,7 @@ from penstock_common.errors import (
     SegmentsUnseen,
     ServerUnavailable,
 )
-from penstock_common.explain.sentences import why_no_room
+from penstock_common.explain.sentences import whether_producer_runs, why_no_room
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
@@ -412,8 +412,8 @@ class SharedReader:
                 f"group {self.claim.who.group!r} were given what was committed in this time, and no batch is full here"
             )
         return (
-            f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
-            f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
+            f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. "
+            f"{whether_producer_runs(name, self.epoch, seconds)}"
         )
 
     def _left_by_writers(self, client: Client, manifest: Manifest) -> str:

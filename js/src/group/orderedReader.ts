@@ -29,7 +29,7 @@ import type { Remainder } from "./options.js";
 import { type PrefetchQueue, QueueStopped } from "./queue.js";
 import type { RankMember } from "./rankMember.js";
 import { checkIdentity, decodeChecked, fieldsOf, type ReceiveOptions } from "./receive.js";
-import { readableBytes, whyNoRoom } from "./sentences.js";
+import { readableBytes, whetherProducerRuns, whyNoRoom } from "./sentences.js";
 
 /** The payload that is asked for before the first of it arrives, which hides round trips. */
 const AHEAD_BYTES = 4_000_000;
@@ -176,8 +176,7 @@ export class OrderedReader {
     const step = Math.floor(this.#planned / this.#steps.batch);
     return (
       `${where}, which is next in order (step ${step} ends at position ${this.#steps.endOf(step)}); none came for ` +
-      `${seconds(ms)} s. Is a producer running (\`penstock inspect ${name}\`)? If none will: ` +
-      `\`penstock epochs close ${name} ${this.epoch}\``
+      `${seconds(ms)} s. ${whetherProducerRuns(name, this.epoch, ms)}`
     );
   }
 

@@ -10,6 +10,12 @@ import { LATE, within } from "./aside.js";
 /** The longest wait of an explanation for a server, which the training job must not feel. */
 const EXPLAINED_MS = 1000;
 
+/**
+ * The wait after which the command is named that ends an epoch without its producer. Workers import for some seconds
+ * before their first sample.
+ */
+const CLOSE_AFTER_MS = 20_000;
+
 /** Return an answer that an explanation needs, or something else if the server is away: it neither fails nor waits. */
 export async function unlessAway<T>(asked: Promise<T>, otherwise: T): Promise<T> {
   try {
@@ -44,6 +50,13 @@ async function findWhyNoRoom(server: Server, stream: Stream): Promise<string> {
     return `its writer waits for space (${held}; \`penstock inspect ${stream.name}\` says by which groups)`;
   }
   return "";
+}
+
+/** Return what to look at, and in time what to do, if no sample of an epoch came for this time. */
+export function whetherProducerRuns(stream: string, epoch: number, ms: number): string {
+  const asked = `Is a producer running (\`penstock inspect ${stream}\`)?`;
+  if (ms < CLOSE_AFTER_MS) return `${asked} Its workers may still be starting`;
+  return `${asked} If none will: \`penstock epochs close ${stream} ${epoch}\``;
 }
 
 /** Return a number of bytes for people. */

@@ -27,7 +27,7 @@ import { Lease } from "./leases.js";
 import type { Member } from "./member.js";
 import { type PrefetchQueue, QueueStopped, type ReaderQueue } from "./queue.js";
 import { type GoodEntry, type Received, type ReceiveOptions, receiveShared } from "./receive.js";
-import { unlessAway, whyNoRoom } from "./sentences.js";
+import { unlessAway, whetherProducerRuns, whyNoRoom } from "./sentences.js";
 
 /** How often, and at which distance, an epoch's state is looked at again: abandoning it writes several keys. */
 const STATE_LOOKS = 10;
@@ -237,10 +237,7 @@ class SharedReader {
         "and no batch is full here"
       );
     }
-    return (
-      `more samples of ${none}. Is a producer running (\`penstock inspect ${name}\`)? If none will: ` +
-      `\`penstock epochs close ${name} ${this.epoch}\``
-    );
+    return `more samples of ${none}. ${whetherProducerRuns(name, this.epoch, ms)}`;
   }
 
   /** Return whether the group was given an entry that was committed in the last `ms` milliseconds. */
