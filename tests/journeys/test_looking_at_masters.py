@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from penstock_common.explain.servers import PartitionsAway, ServerLooks
 from penstock_common.server.nodes import look_at_nodes
 from penstock_common.stream.client import connect
 from penstock_common.stream.directory import StreamLister
+from penstock_common.stream.groups.roster import note_wait
 from penstock_common.stream.keys import STREAM_NAMES, StreamKeys
 from penstock_common.stream.servers.embedded import find_servers, server_label
 from penstock_common.stream.streams import load_stream
@@ -201,6 +205,53 @@ def test_the_doctor_compares_the_clocks_of_nodes(lasting: Cluster) -> None:
         (clocks,) = (one for _, one in check_nodes(nodes, []) if one.check == "clocks")
         assert clocks.severity == severity
     assert f"the clock of {ahead.where} is" in clocks.found
+
+
+def pasted(line: str) -> str:
+    """Return what a command prints that an operator pastes who set REDISCLI_AUTH."""
+    environment = {**os.environ, "REDISCLI_AUTH": PASSWORD}
+    return subprocess.check_output(line, shell=True, env=environment, text=True, timeout=20)
+
+
+def test_a_backlog_that_fills_a_master_is_named_with_a_line_that_helps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor advised a backlog of 1 GiB for a master of 100 MB, and then blamed 136 bytes of other keys."""
+    settings = {"maxmemory": "100mb", "repl-backlog-size": "1gb"}
+    with started_cluster(find_servers()[0], replicas=1, settings=settings) as cluster:
+        with penstock.Writer("train", url=cluster.url, partitions=3, budget_bytes=90 << 20) as writer:
+            with writer.epoch() as epoch:
+                for number in range(30):
+                    epoch.write({"x": np.full(100_000, number, np.uint8)})
+            partitions = writer.stream.partitions
+        full = cluster.master_of(partitions[0].roster)
+        key = next(f"k{number}" for number in count() if cluster.master_of(f"k{number}") is full)
+        for _ in range(80):
+            cluster.asked(full, "SET", key, bytes(1 << 20))
+        told = examined(cluster.url, capsys)[f"{full.port}/memory"]
+        held = r"\d+ MiB of 100 MiB are used, 8\d MiB by what is not payload of streams, "
+        assert re.match(f"{held}8\\d MiB of it by the replication backlog and the buffers of replicas:", told["found"])
+        assert told["fix"] == f"redis-cli -h 127.0.0.1 -p {full.port} CONFIG SET repl-backlog-size 5mb"
+
+        with connect(cluster.url) as client:
+            note_wait(client, partitions[0], 0, 0, waited_s=5, need_bytes=9, held_bytes=9, why="memory", is_next=True)
+        monkeypatch.setenv("PENSTOCK_URL", cluster.url)
+        capsys.readouterr()
+        assert main(["monitor", "train", "--once", "--every", "0.1", "--json"]) == 0
+        waits = json.loads(capsys.readouterr().out)[0]["bottleneck"]
+        assert re.match(
+            rf"the memory of redis://127.0.0.1:{full.port} is full: .* \d+ MiB of 100 MiB are used", waits["text"]
+        )
+        assert re.search(r" 8\d MiB by the replication backlog and the buffers of replicas, and writers", waits["text"])
+        assert pasted(waits["remedy"]) == "OK\n"
+        raised = int(cluster.asked(full, "INFO", "memory")["maxmemory"]) >> 20
+        assert 100 < raised < 200, "the figures of one master, not of three"
+
+        assert pasted(told["fix"]) == "OK\n"
+        until(lambda: int(cluster.asked(full, "INFO", "memory")["used_memory"]) < 30 << 20)
+        after = examined(cluster.url, capsys)
+        assert after[f"{full.port}/memory"]["severity"] == "ok"
+        assert after[f"{full.port}/replication backlog"]["severity"] == "ok"
 
 
 def require_commands_to_list(

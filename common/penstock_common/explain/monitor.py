@@ -159,6 +159,7 @@ class StreamMonitor:
         if stream.id != self._id:
             self._begin(stream.id)
         rosters = [load_roster(client, partition) for partition in stream.partitions]
+        held = {partition.number: roster.bytes for partition, roster in zip(stream.partitions, rosters, strict=True)}
         now_ms = server_ms(client, stream.partitions[0].roster)
         self._remember(stream, rosters)
         sums = {name: GroupTotals() for name in sorted({name for roster in rosters for name in roster.groups})}
@@ -181,7 +182,8 @@ class StreamMonitor:
             waited_s=max(((now_ms - waiter.since_ms) / 1000 for waiter in waiting.values()), default=0.0),
             rates=load_reported_rates(client, stream),
             memory=combined_memory(server.memory for server in servers if not server.failure),
-            payload=stream.payload, servers=servers,
+            payload=stream.payload,
+            servers=tuple(replace(one, held_bytes=sum(held[at] for at in one.partitions)) for one in servers),
             replays=tuple(
                 (epoch, (till - now_ms) / 1000) for epoch, till in rosters[0].replays.values() if till > now_ms
             ),

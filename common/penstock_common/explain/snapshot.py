@@ -125,6 +125,8 @@ class ServerSnapshot:
     replicas: tuple[ReplicaState, ...]
     partitions: tuple[int, ...]
     """The stream's partitions on this server."""
+    held_bytes: int = 0
+    """The payload bytes of these partitions."""
     failure: str = ""
     """The reason why nothing else is known of it, or '' if it answered."""
     away_s: float = 0.0

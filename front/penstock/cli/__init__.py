@@ -82,7 +82,8 @@ WIDEST = 110
 EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
 
 
-_CONFIG_SET = re.compile(r'redis-cli CONFIG SET (\S+) ("[^"]*"|\S+)')
+_CONFIG_SET = re.compile(r'redis-cli(?: -h \S+ -p \d+)? CONFIG SET (\S+) ("[^"]*"|\S+)')
+LOGIN_HINT = "# REDISCLI_AUTH must hold the password"
 _PENSTOCK = re.compile(r"(^|: )penstock ")
 """A command of ours in a proposal, which may begin with a sentence."""
 
@@ -340,12 +341,32 @@ def typed(command: str, args: argparse.Namespace, client: Client) -> str:
             instead = r"as an administrator run CONFIG SET \1 \2, or set it where the server is managed"
             command = _CONFIG_SET.sub(instead, command)
     is_shown = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
-    if where := args.url if is_shown else _url_in_shell(args):
+    if client.slots():
+        command = of_node(command, client)
+    elif where := args.url if is_shown else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where}{tls_options(client)} ")
     if is_shown:
         parts = command.split("; ")
         command = "; ".join(f"{part} --url {args.url}" if _PENSTOCK.search(part) else part for part in parts)
     return command
+
+
+def of_node(command: str, client: Client) -> str:
+    """Return a proposed command for a node of a cluster, with the user and the TLS files of the client's address.
+
+    redis-cli takes the password from REDISCLI_AUTH. A command that names no node is for all nodes.
+    """
+    settings, node = client.connection_pool.connection_kwargs, client.node_of(None).connection_pool.connection_kwargs
+    user = f" --user {shlex.quote(settings['username'])}" if settings.get("username") else ""
+    tls = f" --tls{tls_options(client)}" if client.where.startswith("rediss:") else ""
+    command = re.sub(r"redis-cli (?!-)", f"redis-cli --cluster call {node['host']}:{node['port']} ", command)
+    return command.replace("redis-cli ", f"redis-cli{user}{tls} ")
+
+
+def needs_password(command: str, client: Client) -> bool:
+    """Return whether a command for a node of a cluster takes a password from REDISCLI_AUTH."""
+    has_password = bool(client.connection_pool.connection_kwargs.get("password"))
+    return has_password and "redis-cli " in command and bool(client.slots())
 
 
 def tls_options(client: Client) -> str:

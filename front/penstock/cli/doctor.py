@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.cli import STREAM_NAME, add_jobs, add_json, add_url, queue_url_of, typed, url_of
+from penstock.cli import (
+    LOGIN_HINT,
+    STREAM_NAME,
+    add_jobs,
+    add_json,
+    add_url,
+    needs_password,
+    of_node,
+    queue_url_of,
+    typed,
+    url_of,
+)
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -20,6 +32,10 @@ if TYPE_CHECKING:
 
 BAD = 3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
+
+
+_LIMIT = re.compile(r"(redis-cli [^;]*CONFIG SET maxmemory) (\d+mb)")
+"""The advice of a limit: the command for one server, and the figure."""
 
 
 EPILOG = (
@@ -63,14 +79,26 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if queue_url or may_keep_jobs(client):
             names = [facts.snapshot.name for facts in streams]
             found += [("queue", one) for one in _queue(queue_url or url_of(args), args.queue, names)]
-        found = [*of_servers, *((of, replace(one, fix=typed(one.fix, args, client))) for of, one in found)]
+        limits = dict(limit for _, one in of_servers for limit in _LIMIT.findall(one.fix))
+        found = [
+            *of_servers,
+            *((of, replace(one, fix=_agreed(typed(one.fix, args, client), limits))) for of, one in found),
+        ]
+        has_password = any(needs_password(one.fix, client) for _, one in found)
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
     if args.json:
         console.json({"findings": [{"of": of, **asdict(one)} for of, one in found], **counts})
     else:
         _print(found, counts, args, console)
+        if has_password:
+            console.line(LOGIN_HINT)
     return BAD if counts["error"] or (args.strict and counts["warning"]) else 0
+
+
+def _agreed(fix: str, limits: Mapping[str, str]) -> str:
+    """Return a stream's fix with the limits that the findings on its servers advise, which count all streams."""
+    return _LIMIT.sub(lambda found: f"{found[1]} {limits.get(found[1], found[2])}", fix)
 
 
 def _streams(
@@ -102,13 +130,16 @@ def _of_servers(
     plain = tuple(each.snapshot.name for each in streams if each.payload == "inline" and not each.is_compressed)
     if len(nodes) == 1:
         # also of streams that were not named. Without a stream that can be read, rights may be missing
-        budgets, held = read_inline(client) if streams else ({}, 0)
-        facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held, uncompressed=plain)
+        budgets, held = read_inline(client) if streams else ({}, {})
+        facts = read_server(
+            client, probe=not args.no_probe, budgets=budgets, held_bytes=sum(held.values()), uncompressed=plain
+        )
         return [("server", replace(one, fix=typed(one.fix, args, client))) for one in check_server(facts)]
     masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}
     memories = {where: memory_of(node.info or {}, client.memory_bytes) for where, node in masters.items()}
     is_whole = all(node.info is not None for node in nodes)
     by_server = read_budgets(client, memories) if is_whole else []
+    held = read_inline(client)[1] if is_whole else {}
     found = check_nodes(nodes, by_server)
     budgets_of = {one.where: one.budgets for one in by_server}
     for server in client.on_each(lambda each: each):
@@ -117,15 +148,16 @@ def _of_servers(
             continue
         # only one of them has the slot of the scratch key
         probe = not args.no_probe and client.node_of(scratch_key("")).where == server.where
-        held = memories[server.where].used_bytes  # only a single server's findings count the rest
-        here_budgets = budgets_of.get(server.where, {})
-        facts = read_server(server, probe=probe, budgets=here_budgets, held_bytes=held, uncompressed=plain)
+        facts = read_server(
+            server, probe=probe, budgets=budgets_of.get(server.where, {}),
+            held_bytes=held.get(server.where, 0) if is_whole else None, uncompressed=plain,
+        )  # fmt: skip
         here = f"redis-cli -h {node.host} -p {node.port} "
         found += [
             (f"server {server.where}", replace(one, fix=one.fix.replace("redis-cli ", here)))
             for one in check_server(facts)
         ]
-    return found
+    return [(of, replace(one, fix=of_node(one.fix, client))) for of, one in found]
 
 
 def _queue(url: str, queue: str, streams: list[str]) -> list[Finding]:

@@ -8,7 +8,18 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import PORT, STREAM_NAME, WrongUsage, add_json, add_url, seconds, typed, url_of
+from penstock.cli import (
+    LOGIN_HINT,
+    PORT,
+    STREAM_NAME,
+    WrongUsage,
+    add_json,
+    add_url,
+    needs_password,
+    seconds,
+    typed,
+    url_of,
+)
 from penstock.cli.interrupts import end_by_signals
 from penstock_common.printable import readable_bytes
 
@@ -111,6 +122,8 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
             records.append(seen(before.get(each), snapshot))
             found = records[-1]["bottleneck"]
             found["remedy"] = typed(found["remedy"], args, client)
+            if needs_password(found["remedy"], client):
+                found["remedy"] += f"  {LOGIN_HINT}"
             before[each] = snapshot
         yield [*records, *({"stream": others, "error": why} for others, why in lister.unseen.items())]
         due = max(due + args.every, time.monotonic())

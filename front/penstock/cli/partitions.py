@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, tls_options, url_of
+from penstock.cli import LOGIN_HINT, add_stream, tls_options, url_of
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -91,6 +91,6 @@ def _print(view: PartitionsView, console: Console, *, has_password: bool) -> Non
     console.line()
     console.line(f"to even them out, move {moved} of {len(view.placed)} partitions ({readable_bytes(nbytes)}):")
     if has_password:
-        console.line("  # REDISCLI_AUTH must hold the password")
+        console.line(f"  {LOGIN_HINT}")
     for command in view.commands:
         console.line(f"  {command}")

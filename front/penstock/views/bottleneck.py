@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.presence import ALIVE_MS
+from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.tuning import LEASE_S
 from penstock_producer.jobs.autoscaler import is_tellable
 
@@ -59,6 +61,19 @@ class GroupSituation:
 
 
 @dataclass(frozen=True, slots=True)
+class FullServer:
+    """The server of a cluster with partitions of the stream on which writers may take the least memory."""
+
+    where: str
+    """Its address."""
+    memory: ServerMemory
+    budget_bytes: int
+    """The part of the stream's budget on it."""
+    held_bytes: int
+    """The payload bytes of the stream on it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSituation:
     """The facts about a stream and its server."""
 
@@ -71,6 +86,10 @@ class StreamSituation:
     memory_used: int = 0
     refusal: str = ""
     """The words in which a server of its partitions refuses writes because it cannot write its disk, or ''."""
+    full: FullServer | None = None
+    """The fullest server of a cluster, or None for one server, of which the facts above tell."""
+    backlog_bytes: int = 0
+    """The part of the used memory that the replication backlog and the buffers of replicas take."""
     waiting: int = 0
     """The writers that wait for quota."""
     waits_for_memory: bool = False
@@ -140,17 +159,30 @@ def _memory(now: StreamSituation) -> Bottleneck | None:
     full = left is not None and left <= 0 and not now.folder
     if not (now.waits_for_memory or (full and now.waiting) or (_is_tight(now) and _starved(now))):
         return None
-    limit, used = readable_bytes(now.memory_limit), readable_bytes(now.memory_used)
-    kept = readable_bytes(now.memory_limit - now.memory_used - (left or 0))
-    needed = now.memory_used + max(0, now.budget_bytes - now.held_bytes)
+    what, cli, held_bytes, budget_bytes = "the server's memory", "redis-cli", now.held_bytes, now.budget_bytes
+    memory = ServerMemory(now.memory_used, now.memory_limit, "", now.backlog_bytes)
+    if now.full is not None:
+        what, cli = f"the memory of {now.full.where}", cli_of(now.full.where)
+        memory, held_bytes, budget_bytes = now.full.memory, now.full.held_bytes, now.full.budget_bytes
+        left = memory.left_bytes
+    kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (left or 0))
+    of_replicas = f"{readable_bytes(memory.backlog_bytes)} by the replication backlog and the buffers of replicas, "
+    needed = memory.used_bytes + max(0, budget_bytes - held_bytes)
     enough = int(needed * 1.25) + (32 << 20)  # with the reserve that writers leave (servers.suitability)
     return Bottleneck(
         "memory",
-        f"the server's memory is full: {_writers(now)}; {used} of {limit} are used, "
-        f"{readable_bytes(now.held_bytes)} of it by this stream, and writers leave {kept} free: remove what is not "
-        "streams' (`penstock doctor` says how much), or raise maxmemory",
-        f"redis-cli CONFIG SET maxmemory {-(-enough // (1 << 20))}mb",
+        f"{what} is full: {_writers(now)}; {readable_bytes(memory.used_bytes)} of {readable_bytes(memory.limit_bytes)} "
+        f"are used, {readable_bytes(held_bytes)} of it by this stream, {of_replicas if memory.backlog_bytes else ''}"
+        f"and writers leave {kept} free: remove what is not streams' (`penstock doctor` says how much), or raise "
+        "maxmemory",
+        f"{cli} CONFIG SET maxmemory {-(-enough // (1 << 20))}mb",
     )
+
+
+def cli_of(where: str) -> str:
+    """Return the start of a redis-cli line for one server of a cluster."""
+    parts = urlsplit(where)
+    return f"redis-cli -h {parts.hostname} -p {parts.port}"
 
 
 def _is_tight(now: StreamSituation) -> bool:

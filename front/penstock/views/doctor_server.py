@@ -8,7 +8,7 @@ from penstock.views.doctor import Finding, ok
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.servers.checkup import ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
-from penstock_common.stream.servers.suitability import may_evict, usable_bytes
+from penstock_common.stream.servers.suitability import fitting_backlog, may_evict, memory_of, usable_bytes
 from penstock_common.wire.limits import MAX_ENTRY_BYTES
 
 FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
@@ -20,6 +20,8 @@ PACKED_BYTES_PER_S = 240e6
 """The rate at which one core compresses tokens with zstd (docs/compression.md), its slowest common input."""
 REPLICA_BUFFER_BYTES = 1 << 30
 BACKLOG_BYTES = 256 << 20
+MOST_BACKLOG_SHARE = 0.25
+"""The share of maxmemory above which a backlog is too large."""
 CROWDED = 0.8
 REPLAYS_ALL = {"redis": (8, 6), "valkey": (9, 1, 2)}
 """The versions from which a replay of the append-only file ignores the rights of the default user.
@@ -76,27 +78,33 @@ def memory(facts: ServerFacts) -> Finding:
             f"no maxmemory: {readable_bytes(used)} are used, and nothing stops the server before the host's "
             f"{readable_bytes(host)} are gone", _set("maxmemory", _mb(max(host // 2, 2 * budgets) or 2 << 30)),
         )  # fmt: skip
-    others = max(0, used - facts.held_bytes)
-    enough = _mb((budgets + others) * 1.25 + (32 << 20))
+    others = max(0, used - facts.held_bytes) if facts.held_bytes is not None else 0
+    raised = _set("maxmemory", _mb(max(used, budgets + others) * 1.25 + (32 << 20)))
+    remedy, of_replicas = f"redis-cli --bigkeys; or {raised}", ""
+    if backlog_bytes := memory_of(facts.info).backlog_bytes:
+        of_replicas = f", {readable_bytes(backlog_bytes)} of it by the replication backlog and the buffers of replicas"
+    fitting = fitting_backlog(limit)
+    if backlog_bytes > fitting and int(facts.info.get("repl_backlog_size", 0)) > 2 * fitting:
+        remedy = _set("repl-backlog-size", _mb(fitting))
     if used > usable_bytes(limit):
+        of_others = f", {readable_bytes(others)} by what is not payload of streams"
+        of_others = "" if facts.held_bytes is None else of_others  # a part of the cluster does not tell
         return Finding(
             "memory", "error",
-            f"{readable_bytes(used)} of {readable_bytes(limit)} are used, {readable_bytes(others)} by what is not "
-            "payload of streams: writers wait, rq fails",
-            f"redis-cli --bigkeys; or {_set('maxmemory', enough)}",
+            f"{readable_bytes(used)} of {readable_bytes(limit)} are used{of_others}{of_replicas}: writers "
+            "wait, rq fails", remedy,
         )  # fmt: skip
     if budgets > usable_bytes(limit):
         return Finding(
             "memory", "error",
             f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves space "
-            f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", enough),
+            f"for {readable_bytes(max(0, usable_bytes(limit)))}", raised,
         )  # fmt: skip
     if budgets + others > usable_bytes(limit):
         return Finding(
             "memory", "warning",
-            f"{readable_bytes(others)} are taken by what is not payload of streams, so budgets of "
-            f"{readable_bytes(budgets)} do not fit under {readable_bytes(limit)}: writers will wait for memory",
-            f"redis-cli --bigkeys; or {_set('maxmemory', enough)}",
+            f"{readable_bytes(others)} are taken by what is not payload of streams{of_replicas}, so budgets of "
+            f"{readable_bytes(budgets)} do not fit under {readable_bytes(limit)}: writers will wait for memory", remedy,
         )  # fmt: skip
     if host and limit > 0.9 * host:
         return Finding(
@@ -232,13 +240,24 @@ def query_buffer(facts: ServerFacts) -> Finding:
 
 
 def backlog(facts: ServerFacts) -> Finding:
-    """Check the backlog: a replica that was away for a second of 1 GB/s copies everything again."""
+    """Check the backlog: a replica that was away for a second of 1 GB/s copies everything again.
+
+    The backlog counts in the server's used memory, so a large one takes the space of samples.
+    """
     replicas, size = int(facts.info.get("connected_slaves", 0)), int(facts.info.get("repl_backlog_size", 0))
-    if replicas and size < BACKLOG_BYTES:
+    limit = int(facts.info.get("maxmemory", 0))
+    fitting = fitting_backlog(limit, int(facts.info.get("total_system_memory", 0)))
+    if replicas and limit and size > MOST_BACKLOG_SHARE * limit:
+        return Finding(
+            "replication backlog", "warning",
+            f"a backlog of {readable_bytes(size)} may fill maxmemory {readable_bytes(limit)}: writers would wait",
+            _set("repl-backlog-size", _mb(fitting)),
+        )  # fmt: skip
+    if replicas and size < min(BACKLOG_BYTES, fitting // 2):  # a raised maxmemory alone brings no warning
         return Finding(
             "replication backlog", "warning",
             f"a backlog of {readable_bytes(size)} for {replicas} replica{'' if replicas == 1 else 's'}: one that is "
-            "away for a moment copies everything again", _set("repl-backlog-size", "1gb"),
+            "away for a moment copies everything again", _set("repl-backlog-size", _mb(fitting)),
         )  # fmt: skip
     return ok("replication backlog", f"{readable_bytes(size)}, {replicas} replicas")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from penstock.views.bottleneck import GroupSituation, StreamSituation, judge
+from penstock.views.bottleneck import FullServer, GroupSituation, StreamSituation, judge
 from penstock.views.servers import is_worth_showing, server_json
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED, rank_member
@@ -143,6 +143,8 @@ def situation(now: StreamSnapshot) -> StreamSituation:
         memory_limit=now.memory.limit_bytes,
         memory_used=now.memory.used_bytes,
         refusal=next((server.refusal for server in now.servers if server.refusal and server.partitions), ""),
+        full=_fullest(now),
+        backlog_bytes=now.memory.backlog_bytes,
         waiting=len(now.waiting),
         waits_for_memory=any(waiter.why == "memory" for waiter in now.waiting.values()),
         waits_for_folder=any(waiter.why == "folder" for waiter in now.waiting.values()),
@@ -157,6 +159,22 @@ def situation(now: StreamSnapshot) -> StreamSituation:
         is_making=any(epoch.state in ("open", "sized") for epoch in now.epochs),
         has_epochs=any(epoch.state != "abandoned" for epoch in now.epochs),
         trainers=tuple(_trainers(now, group) for group in now.groups),
+    )
+
+
+def _fullest(now: StreamSnapshot) -> FullServer | None:
+    """Return the server of a cluster with the least memory for writers of this stream, or None for one server."""
+    known = [
+        (left, server)
+        for server in now.servers
+        if not server.failure and server.partitions and (left := server.memory.left_bytes) is not None
+    ]
+    if len(now.servers) < 2 or not known:
+        return None
+    server = min(known, key=lambda each: each[0])[1]
+    partitions = sum(len(one.partitions) for one in now.servers)
+    return FullServer(
+        server.where, server.memory, now.budget_bytes * len(server.partitions) // partitions, server.held_bytes
     )
 
 

@@ -15,6 +15,8 @@ import redis
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import ServerUnsuitable
+from penstock_common.stream.client import connect
+from penstock_common.stream.groups.roster import note_wait
 from penstock_common.stream.servers.embedded import EmbeddedServer, server_label
 
 
@@ -198,6 +200,31 @@ def test_streams_that_are_not_examined_are_no_foreign_keys(
         raw.config_set("maxmemory", int(advised[1]) << 20)
     _, found = examined(capsys, "photos.val", "--url", url, "--no-probe")
     assert found["server/memory"]["severity"] == "ok", "what it advised is enough"
+
+
+def test_the_findings_on_a_server_and_on_its_streams_advise_one_limit(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stream's finding left out the budgets of the other streams, and its limit would have been too small."""
+    url = fresh_server(maxmemory_bytes=160 << 20).url
+    for name in ("train", "val"):
+        with penstock.Writer(name, url=url, budget_bytes=48 << 20) as writer, writer.epoch() as epoch:
+            epoch.write({"x": np.zeros(1 << 20, np.uint8)})
+    with connect(url) as client:
+        note_wait(
+            client, writer.stream.partitions[0], 0, 0, waited_s=5, need_bytes=9, held_bytes=9, why="memory",
+            is_next=True,
+        )  # fmt: skip
+    with redis.Redis.from_url(url) as raw:
+        raw.config_set("maxmemory", 20 << 20)
+    _, found = examined(capsys, "--url", url, "--no-probe")
+    limits = {
+        key: limit
+        for key, one in found.items()
+        for limit in re.findall(r"CONFIG SET maxmemory (\d+mb)", one["fix"])
+    }  # fmt: skip
+    assert {"server/memory", "stream val/waiting writers"} <= limits.keys()
+    assert len(set(limits.values())) == 1, limits
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ class ServerFacts:
     local: LocalHostFacts | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Stream -> bytes of the server's memory that it may take."""
-    held_bytes: int = 0
-    """Bytes of the server's memory that all of them hold now."""
+    held_bytes: int | None = 0
+    """Bytes of the server's memory that the payload of all streams takes now, or None if that is not known."""
     has_jobs: bool = False
     """Whether there was ever a queue of jobs on it."""
     uncompressed: tuple[str, ...] = ()
@@ -95,7 +95,12 @@ class ServerFacts:
 
 
 def read_server(
-    client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int, uncompressed: tuple[str, ...] = ()
+    client: Client,
+    *,
+    probe: bool,
+    budgets: Mapping[str, int],
+    held_bytes: int | None,
+    uncompressed: tuple[str, ...] = (),
 ) -> ServerFacts:
     """Read all facts. The probe writes and reads 32 MB in a scratch key, unless that would fill the server."""
     info: dict[str, Any] = client.info("everything")
@@ -128,21 +133,26 @@ def read_server(
     )  # fmt: skip
 
 
-def read_inline(client: Client) -> tuple[dict[str, int], int]:
-    """Return the budget of each stream whose payload is in the server's memory, and the payload bytes of all of them.
+def read_inline(client: Client) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the budget of each stream whose payload is in the servers' memory, and the payload bytes on each server.
 
     A stream that is damaged is left out.
-    """
 
-    def look(name: str) -> tuple[str, int, int] | None:
+    Returns:
+        Stream -> budget, and address -> bytes.
+    """
+    held: dict[str, int] = {}
+
+    def look(name: str) -> tuple[str, int] | None:
         stream = find_stream(client, name)
         if stream is None or stream.payload != INLINE:
             return None
-        held = sum(int(client.hget(one.roster, "bytes") or 0) for one in stream.partitions)
-        return name, stream.budget_bytes, held
+        for one in stream.partitions:
+            where = client.node_of(one.roster).where
+            held[where] = held.get(where, 0) + int(client.hget(one.roster, "bytes") or 0)
+        return name, stream.budget_bytes
 
-    found, _ = look_at_each(list_streams(client), look)
-    return {name: budget for name, budget, _ in found}, sum(held for _, _, held in found)
+    return dict(look_at_each(list_streams(client), look)[0]), held
 
 
 def has_waitaof(client: Client) -> bool:

@@ -29,6 +29,9 @@ RESERVE_BYTES = 16 << 20
 """The memory kept free for acknowledgements, joining groups and job queues. Without memory the server refuses, and rq
 dies."""
 
+MOST_BACKLOG_BYTES = 1 << 30
+"""The largest replication backlog that is advised: a second of writes at 1 GB/s."""
+
 LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
 """The least budget of a stream that names none: a quarter of it holds a block."""
 
@@ -81,6 +84,8 @@ class ServerMemory:
     limit_bytes: int
     """The maxmemory, or 0 for none."""
     policy: str
+    backlog_bytes: int = 0
+    """The part of the used bytes that the replication backlog and the buffers of replicas take."""
 
     @property
     def left_bytes(self) -> int | None:
@@ -106,14 +111,19 @@ def combined_memory(memories: Iterable[ServerMemory]) -> ServerMemory:
     known = list(memories)
     limits = [memory.limit_bytes for memory in known]
     policies = sorted({memory.policy for memory in known}, key=may_evict, reverse=True)
-    return ServerMemory(max(memory.used_bytes for memory in known) * len(known), min(limits) * len(known), policies[0])
+    return ServerMemory(
+        max(memory.used_bytes for memory in known) * len(known), min(limits) * len(known), policies[0],
+        sum(memory.backlog_bytes for memory in known),
+    )  # fmt: skip
 
 
 def memory_of(info: Mapping[str, Any], named_bytes: int = 0) -> ServerMemory:
     """Return the memory in an answer of INFO. ``named_bytes`` is the limit that counts if the server names none."""
     policy = str(info.get("maxmemory_policy", "noeviction"))
     limit_bytes = int(info.get("maxmemory", 0)) or named_bytes
-    return ServerMemory(int(info.get("used_memory", 0)), limit_bytes, policy)
+    # the backlog shares its blocks with the replicas' buffers from Redis 7 on: the two fields count each block once
+    backlog_bytes = int(info.get("mem_replication_backlog", 0)) + int(info.get("mem_clients_slaves", 0))
+    return ServerMemory(int(info.get("used_memory", 0)), limit_bytes, policy, backlog_bytes)
 
 
 def allocator_settings(client: Client, key: str | None = None) -> dict[str, str]:
@@ -189,6 +199,19 @@ def _eviction(client: Client, policy: str, what: str) -> str:
 def usable_bytes(limit_bytes: int) -> int:
     """Return what writers may fill of a server's maxmemory: all but the reserve."""
     return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
+
+
+def fitting_backlog(limit_bytes: int, host_bytes: int = 0) -> int:
+    """Return the replication backlog that a server should have: 1 GiB, or less if its memory is small.
+
+    A backlog counts in the server's used memory, so it must stay within the reserve.
+
+    Args:
+        limit_bytes: The server's maxmemory, or 0 for none.
+        host_bytes: The memory of its host, or 0 if that is not known.
+    """
+    most = limit_bytes // 20 if limit_bytes else host_bytes // 16
+    return min(MOST_BACKLOG_BYTES, most) if most else MOST_BACKLOG_BYTES
 
 
 # --- the size of a command --------------------------------------------------------------------------------------------
