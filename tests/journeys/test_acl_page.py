@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -282,3 +283,25 @@ def test_no_script_lets_the_monitors_user_write(users: dict[str, str]) -> None:
             with pytest.raises(redis.exceptions.ResponseError):
                 client.execute_command(command, "return redis.call('SET', KEYS[1], 'x')", 1, "penstock:{a}:meta")
         assert client.get("penstock:{a}:meta") is None
+
+
+def test_the_doctor_leaves_each_user_the_rights_of_its_role(
+    client: redis.Redis, users: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It called a right of another role an error, and its fix gave a producer the rights of a trainer."""
+    written(users["producer"])
+    for role in ("producer", "trainer", "monitor"):
+        capsys.readouterr()
+        assert main(["doctor", "--no-probe", "--json", "--url", users[role]]) == 0, role
+        found = {f"{one['of']}/{one['check']}": one for one in json.loads(capsys.readouterr().out)["findings"]}
+        assert found["server/rights"]["severity"] == "note"
+        assert f"user {role} has the rights of a {role}, and may not use" in found["server/rights"]["found"]
+        assert "SETUSER" not in found["server/rights"]["fix"]
+        assert "stream train/durability" in found, "streams are examined, too"
+    client.execute_command("ACL", "SETUSER", "producer", "-xinfo")
+    assert main(["doctor", "--no-probe", "--json", "--url", users["producer"]]) == 3
+    (rights,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if one["check"] == "rights")
+    assert rights["found"] == "user producer may not use xinfo groups, which a producer needs"
+    assert rights["fix"] == "as an administrator run ACL SETUSER producer +xinfo|groups"
+    assert main(["groups", "declare", "train", "late", "--url", users["monitor"]]) == 1
+    assert "log in as a user whose role has it, or extend the user's ACL" in capsys.readouterr().err

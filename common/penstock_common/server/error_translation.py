@@ -38,6 +38,7 @@ _COMMAND = re.compile(r"run the '([^']+)' command")
 """The words of NOPERM for a command."""
 _ANY_KEY = re.compile(r"access (?:a key|one of the keys)")
 """The words of NOPERM for a key."""
+_ANOTHER_USER = "log in as a user whose role has it, or extend the user's ACL"
 _WHOLE_LINES = "docs/acl.md has a whole line for each role"
 _WRONG_TYPE = "WRONGTYPE"
 """The server's word for a key of another type than a command needs; a script's error quotes it."""
@@ -182,12 +183,12 @@ def _refused(error: foreign.ResponseError, server: str) -> PenstockError:
     if (denied := _DENIED.search(text)) is not None:
         what = "a command" if denied[1] == "run" else "a key"
         return Unauthorized(
-            f"{server_at(server)} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
+            f"{server_at(server)} does not permit this user {what} that Penstock's scripts use: {_ANOTHER_USER}; "
             f"`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*; {_WHOLE_LINES}"
         )
     if isinstance(error, foreign.NoPermissionError) or "NOPERM " in text:  # EXEC quotes it
         return Unauthorized(
-            f"{server_at(server)} does not permit this user a command ({text}): extend the user's ACL: as an "
+            f"{server_at(server)} does not permit this user a command ({text}): {_ANOTHER_USER}: as an "
             f"administrator, run `ACL SETUSER {_user_of(server)} {_missing_rule(text)}` there ({_WHOLE_LINES})"
         )
     if (failure := _hindered(error, text, server)) is not None:

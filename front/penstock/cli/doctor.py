@@ -107,10 +107,11 @@ def _streams(
     from penstock_common.errors import DamagedKey
     from penstock_common.explain.servers import PartitionsAway
     from penstock_common.stream.directory import StreamLister
-    from penstock_common.stream.servers.checkup import missing_rights
+    from penstock_common.stream.servers.checkup import missing_rights, role_of
     from penstock_common.stream.streams import look_at_each
 
-    if missing_rights(client):  # nothing can be read
+    _, needed = role_of(missing_rights(client))
+    if needed:  # nothing can be read
         return [], {}
     names = [args.stream] if args.stream else StreamLister(client).names()
     return look_at_each(names, lambda name: _stream(client, name, nodes), (DamagedKey, PartitionsAway))

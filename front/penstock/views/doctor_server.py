@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.views.doctor import Finding, ok
 from penstock_common.printable import readable_bytes
-from penstock_common.stream.servers.checkup import ServerFacts
+from penstock_common.stream.servers.checkup import ServerFacts, role_of
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
 from penstock_common.stream.servers.suitability import fitting_backlog, may_evict, memory_of, usable_bytes
 from penstock_common.wire.limits import MAX_ENTRY_BYTES
@@ -296,12 +296,19 @@ def rights(facts: ServerFacts) -> Finding:
     """Check the user's rights: a missing one fails in the middle of a run."""
     if not facts.refused:
         return ok("rights", f"user {facts.user} may do all that Penstock does")
-    plain = [command.partition(" (")[0] for command in facts.refused]
+    user, (role, needed) = facts.user, role_of(facts.refused)
+    if not needed:
+        return Finding(
+            "rights", "note", f"user {user} has the rights of a {role}, and may not use {', '.join(facts.refused)}",
+            "for another role, log in as its user (docs/acl.md)",
+        )  # fmt: skip
+    plain = [command.partition(" (")[0] for command in needed]
     grants = " ".join("+" + command.replace(" ", "|") for command in plain)
-    keys = "~penstock:* " if any("(keys" in command for command in facts.refused) else ""
+    keys = "~penstock:* " if any("(keys" in command for command in needed) else ""
+    of_role = f", which a {role} needs" if role else ""
     return Finding(
-        "rights", "error", f"user {facts.user} may not use {', '.join(facts.refused)}",
-        f"redis-cli ACL SETUSER {facts.user} {keys}{grants}",
+        "rights", "error", f"user {user} may not use {', '.join(needed)}{of_role}",
+        f"as an administrator run ACL SETUSER {user} {keys}{grants}",
     )  # fmt: skip
 
 

@@ -56,10 +56,17 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.role, info(role="slave", master_host="a", master_port=1), "error", "replica", "use --url redis://a:1"),
         (
             server.rights,
-            replace(WELL, user="bob", refused=("xadd", "xgroup create")),
+            replace(WELL, user="bob", refused=("xack", "xgroup create")),
             "error",
-            "bob may not use xadd",
-            "redis-cli ACL SETUSER bob +xadd +xgroup|create",
+            "bob may not use xack",
+            "as an administrator run ACL SETUSER bob +xack +xgroup|create",
+        ),
+        (
+            server.rights,
+            replace(WELL, user="bob", refused=("xadd", "xgroup create", "set")),
+            "error",
+            "bob may not use xgroup create, which a trainer needs",
+            "as an administrator run ACL SETUSER bob +xgroup|create",
         ),
         (
             server.rights,

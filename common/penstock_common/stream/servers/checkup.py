@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from penstock_common.server.connection import lets_in_all
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
 from penstock_common.stream.keys import scratch_key
-from penstock_common.stream.rights import find_missing, user_of
+from penstock_common.stream.rights import LOADER, MONITOR, WRITER, find_missing, user_of
 from penstock_common.stream.servers.suitability import allocator_settings
 from penstock_common.stream.streams import find_stream, look_at_each
 
@@ -161,6 +161,8 @@ def has_waitaof(client: Client) -> bool:
         client.execute_command("WAITAOF", 0, 0, 1)
     except ResponseError as error:
         return "unknown command" not in str(error)
+    except Unauthorized:  # a server that lacks a command does not ask for a right to it
+        pass
     return True
 
 
@@ -169,6 +171,29 @@ def missing_rights(client: Client) -> tuple[str, ...]:
     missing = find_missing(client)
     commands = [command.replace("|", " ") for command in missing.commands]
     return (*commands, *(f"{command.replace('|', ' ')} (keys penstock:*)" for command in missing.keys))
+
+
+def role_of(refused: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the role of docs/acl.md that a user has, and the refused commands that the role needs.
+
+    The commands that append samples and that read them for a group tell the roles apart. A user of no role has the role
+    '' and needs all.
+
+    Args:
+        refused: What `missing_rights` returned.
+    """
+    commands = {one: one.partition(" (")[0].replace(" ", "|") for one in refused}
+    is_writer, is_reader = "xadd" not in commands.values(), "xreadgroup" not in commands.values()
+    needed: tuple[str, ...]
+    if is_writer and not is_reader:
+        role, needed = "producer", WRITER
+    elif is_reader and not is_writer:
+        role, needed = "trainer", LOADER
+    elif not is_writer and not set(MONITOR).intersection(commands.values()):
+        role, needed = "monitor", MONITOR
+    else:
+        return "", tuple(refused)
+    return role, tuple(one for one, command in commands.items() if command in needed)
 
 
 def latencies(client: Client) -> tuple[float, ...]:
