@@ -164,16 +164,25 @@ def _of_servers(
 def _queue(url: str, queue: str, streams: list[str]) -> list[Finding]:
     """Return the findings on the workers of the queues that these streams may have."""
     from penstock.views.doctor import Finding, only_own_workers
-    from penstock_common.errors import PenstockError
+    from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
     from penstock_common.explain.queues import find_foreign_workers, queue_names
+    from penstock_common.server.error_translation import START_ONE
     from penstock_common.stream.client import connect
     from penstock_common.stream.commands import Refused
 
     try:
         with connect(url) as client:
             return only_own_workers(find_foreign_workers(client, queue_names(queue, streams)))
+    except ServerUnavailable as error:
+        found = f"no production and no worker can start: {str(error).removesuffix(f': {START_ONE}')}"
+        return [Finding("reachable", "error", found, "set PENSTOCK_QUEUE_URL (or --queue-url) to a server that runs")]
     except (PenstockError, Refused) as error:
-        return [Finding("workers", "note", f"who works on queue {queue!r} is not known: {error}")]
+        fix = (
+            "set PENSTOCK_QUEUE_URL (or --queue-url), with a user of the queue"
+            if isinstance(error, Unauthorized)
+            else ""
+        )
+        return [Finding("workers", "note", f"who works on queue {queue!r} is not known: {error}", fix)]
 
 
 def _stream(client: Client, name: str, nodes: Sequence[NodeState]) -> StreamFacts:

@@ -227,6 +227,20 @@ def test_the_findings_on_a_server_and_on_its_streams_advise_one_limit(
     assert len(set(limits.values())) == 1, limits
 
 
+def test_a_dead_server_of_jobs_is_an_error_that_names_its_own_setting(
+    any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a note that advised to set PENSTOCK_URL, and the exit code was 0 though no job could be made."""
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    code, found = examined(capsys, "--no-probe", "--queue-url", "redis://127.0.0.1:1")
+    assert code == 3
+    away = found["queue/reachable"]
+    assert away["severity"] == "error"
+    assert "no Redis answers at redis://127.0.0.1:1 (" in away["found"]
+    assert "PENSTOCK_URL" not in away["found"] + away["fix"]
+    assert away["fix"] == "set PENSTOCK_QUEUE_URL (or --queue-url) to a server that runs"
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
