@@ -25,6 +25,7 @@ from penstock.views.exporter import StreamMetrics
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.servers import PartitionsAway, ServerLooks
 from penstock_common.server.nodes import look_at_nodes
+from penstock_common.server.slots import slot_of
 from penstock_common.stream.client import connect
 from penstock_common.stream.directory import StreamLister
 from penstock_common.stream.groups.roster import note_wait
@@ -169,6 +170,27 @@ def test_the_doctor_examines_every_master_and_every_replica(
         if lasting.asked(node, "INFO", "replication")["master_port"] == other.port
     )  # fmt: skip
     assert found[f"{others.port}/memory"]["fix"].endswith(f"CONFIG SET maxmemory {800 << 20}")
+
+
+def test_a_stream_whose_slot_is_half_moved_hides_no_other_finding(
+    lasting: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The doctor printed one line about the slot, and nothing about all else."""
+    written(lasting.url)
+    with penstock.Writer("other", url=lasting.url, partitions=1) as writer, writer.epoch() as epoch:
+        epoch.write({"x": np.zeros(8, np.uint8)})
+    key = StreamKeys("train").meta
+    finish = lasting.half_move_slot_of(key, keys_at_most=0)
+    try:
+        found = examined(lasting.url, capsys)
+    finally:
+        finish()
+    slot = slot_of(key)
+    assert any(f"half moved: slot {slot} to" in one["found"] for one in found.values())
+    assert f"slot {slot} moves from" in found["stream train/reachable"]["found"]
+    assert found["stream other/durability"]["severity"] == "ok"
+    for node in lasting.masters:
+        assert {f"{node.port}/{check}" for check in ("memory", "version", "replicas")} <= found.keys()
 
 
 def test_the_doctor_asks_for_replicas_that_must_follow(lasting: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock_common.errors import PenstockError
     from penstock_common.server.nodes import NodeState
     from penstock_common.stream.commands import Client
+    from penstock_common.stream.servers.budgets import ServerBudgets
 
 
 BAD = 3
@@ -104,8 +106,7 @@ def _agreed(fix: str, limits: Mapping[str, str]) -> str:
 def _streams(
     client: Client, args: argparse.Namespace, nodes: Sequence[NodeState]
 ) -> tuple[list[StreamFacts], Mapping[str, PenstockError]]:
-    from penstock_common.errors import DamagedKey
-    from penstock_common.explain.servers import PartitionsAway
+    from penstock_common.errors import DamagedKey, ServerUnavailable
     from penstock_common.stream.directory import StreamLister
     from penstock_common.stream.servers.checkup import missing_rights, role_of
     from penstock_common.stream.streams import look_at_each
@@ -114,7 +115,9 @@ def _streams(
     if needed:  # nothing can be read
         return [], {}
     names = [args.stream] if args.stream else StreamLister(client).names()
-    return look_at_each(names, lambda name: _stream(client, name, nodes), (DamagedKey, PartitionsAway))
+    # one server of its own has no findings if it is away; of a cluster the others have some
+    borne = (DamagedKey, ServerUnavailable) if len(nodes) > 1 else (DamagedKey,)
+    return look_at_each(names, lambda name: _stream(client, name, nodes), borne)
 
 
 def _of_servers(
@@ -123,6 +126,7 @@ def _of_servers(
     """Return the findings on the server, or on each server of a cluster and on all together."""
     from penstock.views.doctor_nodes import check_nodes
     from penstock.views.doctor_server import check_server
+    from penstock_common.errors import ServerUnavailable
     from penstock_common.stream.keys import scratch_key
     from penstock_common.stream.servers.budgets import read_budgets
     from penstock_common.stream.servers.checkup import read_inline, read_server
@@ -138,9 +142,11 @@ def _of_servers(
         return [("server", replace(one, fix=typed(one.fix, args, client))) for one in check_server(facts)]
     masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}
     memories = {where: memory_of(node.info or {}, client.memory_bytes) for where, node in masters.items()}
-    is_whole = all(node.info is not None for node in nodes)
-    by_server = read_budgets(client, memories) if is_whole else []
-    held = read_inline(client)[1] if is_whole else {}
+    by_server: list[ServerBudgets] = []
+    held_on: dict[str, int] | None = None
+    if all(node.info is not None for node in nodes):
+        with suppress(ServerUnavailable):  # a slot is half moved, which is a finding
+            by_server, held_on = read_budgets(client, memories), read_inline(client)[1]
     found = check_nodes(nodes, by_server)
     budgets_of = {one.where: one.budgets for one in by_server}
     for server in client.on_each(lambda each: each):
@@ -151,7 +157,7 @@ def _of_servers(
         probe = not args.no_probe and client.node_of(scratch_key("")).where == server.where
         facts = read_server(
             server, probe=probe, budgets=budgets_of.get(server.where, {}),
-            held_bytes=held.get(server.where, 0) if is_whole else None, uncompressed=plain,
+            held_bytes=None if held_on is None else held_on.get(server.where, 0), uncompressed=plain,
         )  # fmt: skip
         here = f"redis-cli -h {node.host} -p {node.port} "
         found += [
