@@ -85,4 +85,5 @@ class ServerLooks:
         away_s = self._clock() - self._since_s[state.where]
         numbers = f"partition{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} of " if lost else ""
         verb = "have" if len(lost) > 1 else "has"
-        return f"since {away_s:.0f} s {numbers}stream {name!r} {verb} no master that answers: {state.failure}"
+        since = f"since {away_s:.0f} s " if away_s >= 1 else ""  # a first look does not know since when
+        return f"{since}{numbers}stream {name!r} {verb} no master that answers: {state.failure}"

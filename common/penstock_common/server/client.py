@@ -154,6 +154,8 @@ class ControlClient(redis.Redis):
         self._owing: dict[Address, _Question] = {}
         """The last question of `at_once` to each server."""
         self._watcher: MapWatcher | None = None
+        self._is_node = False
+        """Whether it is the client of one node of a cluster."""
         self._has_read_only_scripts = True
         """Whether the server may know EVALSHA_RO."""
         self._channels: WeakSet[Closable] = WeakSet()
@@ -204,6 +206,15 @@ class ControlClient(redis.Redis):
     def join(self, patience: RetryPolicy, slots: SlotMap | None, nodes: dict[Address, Self]) -> None:
         """Use the retry policy, the map and the connections of another client from now on."""
         self.patience, self._slots, self._nodes = patience, slots, nodes
+
+    def note_node(self, is_node: bool) -> None:
+        """Note whether this is the client of one node of a cluster."""
+        self._is_node = is_node
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Return whether its server is a node of a cluster."""
+        return self._is_node or self.is_spread
 
     @property
     def is_spread(self) -> bool:
@@ -324,6 +335,7 @@ class ControlClient(redis.Redis):
             node = type(self)(connection_pool=pool)
             node.patience.tell(self.patience.notify)
             node.limit_memory(self.memory_bytes)
+            node.note_node(True)
             self._nodes.setdefault(where, node)
         return self._nodes[where]
 
@@ -335,6 +347,7 @@ class ControlClient(redis.Redis):
         client.patience.tell(self.patience.notify)
         client.join(client.patience, self._slots, self._nodes)
         client.limit_memory(self.memory_bytes)
+        client.note_node(self._is_node)
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:

@@ -126,7 +126,7 @@ def open_channel(client: redis.Redis, key: Key = None) -> Channel:
         client = asking.node_of(key)
     where = address(client)
     notify = client.patience.notify if isinstance(client, ControlClient) else to_stderr
-    with translated(where):
+    with translated(client):
         connection = _dedicated(client)
         try:
             PendingRequest(where, notify).of(connection.connect)

@@ -27,6 +27,7 @@ from penstock_common.printable import readable_server
 from penstock_common.settings import file_with_login
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
+NODE_AWAY = "it is a node of the cluster: start it again, or see that a replica takes its place (`CLUSTER NODES`)"
 FULL = "max number of clients"
 _OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
 """The prefix that redis-py puts before an error of a pipeline."""
@@ -125,7 +126,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
             f"{server_at(server)} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
         )
     if isinstance(error, foreign.ConnectionError | OSError):
-        return _unreachable(error, server)
+        return _unreachable(error, server, is_node=getattr(where, "is_of_cluster", False))
     if isinstance(error, foreign.InvalidResponse):
         return ServerUnavailable(
             f"what answers at {server} does not speak the Redis protocol ({_text(error)}): check host and port"
@@ -150,7 +151,7 @@ def _login_advice(server: str) -> str:
     )
 
 
-def _unreachable(error: BaseException, server: str) -> PenstockError:
+def _unreachable(error: BaseException, server: str, *, is_node: bool) -> PenstockError:
     text = _text(error)
     is_service = "+sentinel:" in server
     plain, secure = ("redis+sentinel://", "rediss+sentinel://") if is_service else ("redis://", "rediss://")
@@ -175,7 +176,7 @@ def _unreachable(error: BaseException, server: str) -> PenstockError:
             f"{server_at(server)} does not answer ({text}): see that its Sentinels run, and that the last part of the "
             "address is the service"
         )
-    return ServerUnavailable(f"no Redis answers at {server} ({text}): {START_ONE}")
+    return ServerUnavailable(f"no Redis answers at {server} ({text}): {NODE_AWAY if is_node else START_ONE}")
 
 
 def _refused(error: foreign.ResponseError, server: str) -> PenstockError:

@@ -47,7 +47,8 @@ def _row(server: dict[str, Any]) -> tuple[object, ...]:
     numbers = server["partitions"]
     shown = ", ".join(map(str, numbers[:SHOWN])) + (f" and {len(numbers) - SHOWN} more" if numbers[SHOWN:] else "")
     if server["away"]:
-        return server["server"], f"away for {server['away_s']:.0f} s", shown, "", "", ""
+        away = f"away for {server['away_s']:.0f} s" if server["away_s"] >= 1 else "away"
+        return server["server"], away, shown, "", "", ""
     usable = "" if server["usable_bytes"] is None else f" of {readable_bytes(max(0, server['usable_bytes']))}"
     online = [one for one in server["replicas"] if one["is_online"]]
     copying = len(server["replicas"]) - len(online)
