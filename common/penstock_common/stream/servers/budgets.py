@@ -155,10 +155,16 @@ def admit_stream(
         _require_any_room(wanted, others)
     _require_room(wanted, others)
     if budget_bytes is None and chosen < DEFAULT_BUDGET_BYTES:
-        limit = min(one.limit_bytes for one in others)
+        # of its servers the one that leaves it the least decides
+        one = min(
+            (one for one in others if wanted.on(one.where)), key=lambda one: one.left_bytes / wanted.on(one.where)
+        )
+        part, of = "", "of the server's"
+        if len(memories) > 1:
+            part, of = f", {readable_bytes(wanted.on(one.where))} of it on {one.where}", "there of"
         notify(
-            f"stream {name!r} takes a budget of {readable_bytes(chosen)}, half of what the other streams leave of "
-            f"{_of_server(memories)} maxmemory {readable_bytes(limit)}; budget_bytes (--budget) sets another"
+            f"stream {name!r} takes a budget of {readable_bytes(chosen)}{part}, half of what the other streams leave "
+            f"{of} maxmemory {readable_bytes(one.limit_bytes)}; budget_bytes (--budget) sets another"
         )
     return chosen
 
@@ -191,10 +197,6 @@ def _planned_parts(client: Client, name: str, partitions: int | None, budget_byt
     count = partitions or usual_partitions(len(slots), budget_bytes)
     addresses = client.on_each(lambda node: node.where)
     return _parts([addresses[at] for at in planned_servers(name, count, slots)])
-
-
-def _of_server(servers: Mapping[str, object]) -> str:
-    return "the server's" if len(servers) < 2 else "the fullest server's"
 
 
 def _require_any_room(wanted: StreamBudget, others: Sequence[ServerBudgets]) -> None:
