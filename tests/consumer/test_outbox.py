@@ -164,7 +164,10 @@ class Server:
             if place in self.silent:
                 raise ServerUnavailable("it does not answer")
 
-        return SimpleNamespace(where=place, script_load=lambda script: self.loaded.append((place, script)), ping=ping)
+        return SimpleNamespace(
+            where=place, script_load=lambda script: self.loaded.append((place, script)), ping=ping,
+            connection_pool=self.connection_pool,
+        )  # fmt: skip
 
     def explain_refusal(self, error: Exception, command: Command) -> PenstockError | None:
         """See `StreamClient.explain_refusal`."""

@@ -22,12 +22,16 @@ from penstock.__main__ import main
 from penstock.cli.exporter import look
 from penstock.views.doctor_nodes import check_nodes
 from penstock.views.exporter import StreamMetrics
+from penstock_common.errors import ServerUnavailable
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.servers import PartitionsAway, ServerLooks
+from penstock_common.server.channel import Command, Reply
+from penstock_common.server.connection import open_channels
 from penstock_common.server.nodes import look_at_nodes
 from penstock_common.server.slots import slot_of
 from penstock_common.stream.client import connect
 from penstock_common.stream.directory import StreamLister
+from penstock_common.stream.entries import raise_errors
 from penstock_common.stream.groups.roster import note_wait
 from penstock_common.stream.keys import STREAM_NAMES, StreamKeys
 from penstock_common.stream.servers.embedded import find_servers, server_label
@@ -191,6 +195,35 @@ def test_a_stream_whose_slot_is_half_moved_hides_no_other_finding(
     assert found["stream other/durability"]["severity"] == "ok"
     for node in lasting.masters:
         assert {f"{node.port}/{check}" for check in ("memory", "version", "replicas")} <= found.keys()
+
+
+def test_a_slot_that_moves_is_said_of_the_node_that_has_it(lasting: Cluster) -> None:
+    """The messages named the first node of the address, which was a replica after a failover."""
+    there, missing = b"{moving}:there", b"{moving}:missing"
+    old = lasting.master_of(there.decode())
+    lasting.asked(old, "SET", there, 1)
+    url = f"redis://:{PASSWORD}@127.0.0.1:{lasting.replicas[0].port},127.0.0.1:{old.port}"
+    commands: list[Command] = [(b"GET", missing), (b"EVAL", b"return 1", b"2", there, missing)]
+    with connect(url) as client:
+        assert str(lasting.replicas[0].port) in client.where
+        channel = open_channels(client)
+        channel.send([(b"GET", there)])
+        assert channel.read() == b"1"
+        finish = lasting.half_move_slot_of(there.decode(), keys_at_most=0)
+        try:
+            channel.send(commands)
+            replies = channel.read_all(2)
+            cases: tuple[tuple[Reply, tuple[bytes, ...]], ...]
+            cases = ((replies[0], ()), (replies[0], (missing,)), (replies[1], (there,)))
+            for reply, keys in cases:
+                with pytest.raises(ServerUnavailable) as caught:
+                    raise_errors([reply], client, keys)
+                assert f" from redis://127.0.0.1:{old.port} " in str(caught.value)
+                assert f"redis-cli --cluster fix 127.0.0.1:{old.port}`" in str(caught.value)
+        finally:
+            finish()
+        channel.close()
+    lasting.asked(lasting.master_of(there.decode()), "DEL", there)
 
 
 def test_the_doctor_asks_for_replicas_that_must_follow(lasting: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,6 +236,11 @@ class ControlClient(redis.Redis):
         """Return a number that changes whenever keys move to other servers. It stays the same for one server."""
         return 0 if self._slots is None else self._slots.changes
 
+    def holder_of(self, slot: int) -> str:
+        """Return the address of the server of a cluster that holds a slot, as the cluster last told it."""
+        assert self._slots is not None
+        return self._node(self._slots.master_of_slot(slot)).where
+
     def holders(self) -> frozenset[str]:
         """Return the address of each server that holds keys."""
         masters = () if self._slots is None else self._slots.masters()

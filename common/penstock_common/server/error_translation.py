@@ -133,6 +133,11 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
         )
     # 4. the server refused one command
     if isinstance(error, foreign.ResponseError):
+        is_cluster = getattr(where, "is_spread", False)
+        if is_cluster and isinstance(error, foreign.AskError) and not isinstance(error, foreign.MovedError):
+            server = where.holder_of(int(error.slot_id))  # type: ignore[union-attr]
+        elif is_cluster and isinstance(error, foreign.TryAgainError):
+            return ServerUnavailable(_half_moved("a slot moves", server), is_said=True)  # it names no slot
         return _refused(error, server)
     return None
 
@@ -266,14 +271,19 @@ def _resharded(error: foreign.ResponseError, text: str, server: str) -> str:
         )
     if isinstance(error, foreign.MovedError):
         return f"slot {error.slot_id} moved from {server} to {error.host}:{error.port}"
-    half = (
+    return _half_moved(
         f"slot {error.slot_id} moves from {server} to {error.host}:{error.port}"
         if isinstance(error, foreign.AskError)
-        else f"a slot moves away from {server}"
+        else f"a slot moves away from {server}",
+        server,
     )
+
+
+def _half_moved(what: str, server: str) -> str:
+    """Return what to do about a slot that moves. ``redis-cli`` needs one node of the cluster only, any one."""
     node = _NODE.search(server)
     return (
-        f"{half} and is half moved: if that lasts, finish it with `redis-cli --cluster fix {node[1] if node else ''}`"
+        f"{what} and is half moved: if that lasts, finish it with `redis-cli --cluster fix {node[1] if node else ''}`"
     )
 
 

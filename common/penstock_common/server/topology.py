@@ -61,7 +61,11 @@ class SlotMap:
 
     def master_of(self, key: bytes | str) -> Address:
         """Return the master that holds a key's slot, or a seed if the cluster names none at the moment."""
-        return self._masters[slot_of(key)] or self._seeds[0]
+        return self.master_of_slot(slot_of(key))
+
+    def master_of_slot(self, slot: int) -> Address:
+        """Return the master that holds a slot, or a seed if the cluster names none at the moment."""
+        return self._masters[slot] or self._seeds[0]
 
     def moved(self, slot: int, address: Address) -> None:
         """Note that a server redirected a request for a slot to this node."""

@@ -127,13 +127,13 @@ def read_commit(
     raise PenstockError(f"the script of a commit answered {answer!r:.80}")
 
 
-def raise_errors(replies: Iterable[Reply], where: Client, keys: Iterable[str | bytes] = ()) -> None:
+def raise_errors(replies: Iterable[Reply], where: Client, keys: Sequence[str | bytes] = ()) -> None:
     """Raise the first error among replies.
 
     Args:
         replies: The replies of some commands.
-        where: The client of the server that sent them.
-        keys: The keys of the commands.
+        where: The client of the servers.
+        keys: The keys of the commands. The server that holds the first one sent the replies.
 
     Raises:
         ServerUnavailable: The error may pass, as on a read-only replica.
@@ -142,7 +142,8 @@ def raise_errors(replies: Iterable[Reply], where: Client, keys: Iterable[str | b
     """
     for reply in replies:
         if isinstance(reply, ResponseError):
-            raise where.explain_refusal(reply, keys) or translate_reply(reply, where)
+            node = where.node_of(keys[0]) if keys else where
+            raise where.explain_refusal(reply, keys) or translate_reply(reply, node)
 
 
 def is_out_of_memory(reply: Reply) -> bool:

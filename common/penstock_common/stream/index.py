@@ -82,7 +82,8 @@ class EpochIndexes:
         commands = [awaited, *self._commands(wants, follows)]
         channel.send(commands)
         replies: list[Any] = [channel.read() for _ in commands]
-        raise_errors(replies, self._client, [part for command in commands for part in command if type(part) is bytes])
+        parts = [part for command in commands for part in command if type(part) is bytes]
+        raise_errors(replies, self._client, [key, *parts])
         first = replies.pop(0)
         found = self._pages(wants, follows, replies)
         return IndexPages(found.records, [_end(first[0][1], key.decode()) if first else 0, *found.ends])

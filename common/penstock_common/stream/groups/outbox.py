@@ -18,6 +18,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command, Reply
 from penstock_common.server.connection import open_channels
 from penstock_common.server.error_translation import translate_reply
+from penstock_common.server.slots import key_of
 from penstock_common.stream.commands import Client, ScriptCall, sha_of
 from penstock_common.stream.groups.losses import ServerRuns
 from penstock_common.stream.groups.positions import has_lost_place, refusal_of
@@ -379,7 +380,7 @@ class Outbox:
             return damage
         if refusal := refusal_of(reply, self._who):
             return self._runs.explained(refusal, self._who.stream.partitions[0])
-        return translate_reply(reply, self._client)
+        return translate_reply(reply, self._client.node_of(key_of(self._unanswered[0])))
 
     def _take_probed(self, sent: Command, reply: Reply) -> None:
         """Take an answer to a probe. After a refusal the acknowledgements are kept, and a replica is asked again."""
