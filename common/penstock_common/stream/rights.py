@@ -152,8 +152,11 @@ def require_commands(client: Any, needed: Iterable[str]) -> None:
 
 def lacking(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> Unauthorized | None:
     """Return the error that names the rights that a user lacks, or None if it has all."""
-    missing = find_missing(client, needed, stream)
-    return _unauthorized(client, missing, stream) if missing.commands or missing.keys else None
+    names = tuple(needed)
+    missing = find_missing(client, names, stream)
+    # without a role all commands were asked for, and most users should lack some
+    instead = "log in as a user whose role has them, or, " if names == ALL else ""
+    return _unauthorized(client, missing, stream, instead) if missing.commands or missing.keys else None
 
 
 def user_of(client: Any) -> str:
@@ -161,10 +164,10 @@ def user_of(client: Any) -> str:
     return client.connection_pool.connection_kwargs.get("username") or "default"
 
 
-def _unauthorized(client: Any, missing: MissingRights, stream: str) -> Unauthorized:
+def _unauthorized(client: Any, missing: MissingRights, stream: str, instead: str = "") -> Unauthorized:
     user = user_of(client)
     return Unauthorized(
-        f"user {user!r} of {server_at(client.where)} lacks rights: as an administrator, run "
+        f"user {user!r} of {server_at(client.where)} lacks rights: {instead}as an administrator, run "
         f"`ACL SETUSER {user} {missing.rules(stream)}` there (docs/acl.md has a whole line for each role)"
     )
 
