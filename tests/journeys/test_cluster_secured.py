@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from penstock.__main__ import main
 from penstock_common.errors import ServerUnavailable, Unauthorized
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import find_servers, server_label
-from tests.clusters import Cluster, started_cluster
+from tests.clusters import PASSWORD, Cluster, started_cluster
 from tests.common.server.test_tls import made_certificate
 from tests.journeys.test_acl_page import IGNORED, lines_for
 from tests.journeys.test_cluster import (
@@ -58,6 +61,23 @@ def test_a_client_without_a_certificate_is_told_which_option_to_write(tls: Clust
     """Each node refuses it, and the address has rediss already."""
     with pytest.raises(ServerUnavailable, match="ssl_certfile"):
         connect(tls.tls_url)
+
+
+def test_a_fix_of_the_doctor_reaches_its_node_by_tls(tls: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line without the certificate, or for another port, would be refused by the node."""
+    main(["doctor", "--no-probe", "--json", "--url", tls.url])
+    fixes = {
+        one["fix"]
+        for one in json.loads(capsys.readouterr().out)["findings"]
+        if one["check"] == "min replicas" and one["severity"] == "warning"
+    }
+    assert len(fixes) == len(tls.masters)
+    for fix in fixes:
+        assert fix.startswith("redis-cli --tls --cacert ")
+        answer = subprocess.check_output(fix, shell=True, env={**os.environ, "REDISCLI_AUTH": PASSWORD}, timeout=20)
+        assert answer == b"OK\n"
+    for node in tls.masters:
+        tls.asked(node, "CONFIG", "SET", "min-replicas-to-write", 0)
 
 
 def test_a_master_that_is_killed_costs_no_sample_behind_tls(tls: Cluster) -> None:
