@@ -165,10 +165,10 @@ class TaskRunner:
         """
         self._report, self._stream_name, self._waits_at = report, task.stream, None
         try:
-            self._current.open()
             writer, manifest = self._planned(task)
             if manifest is None:
                 return
+            self._current.open()  # not before: a worker that a server refuses has begun no shard
             WriterHooks(writer).stop_when(lambda: self._should_stop() or self._should_yield())
             source = self._open_source(task)
             watch = FailureLimit(

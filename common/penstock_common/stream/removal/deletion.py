@@ -125,15 +125,15 @@ def delete_stream(client: Client, name: str) -> DeletionResult:
     """
     keys = StreamKeys(checked_name("stream", name))
     try:
-        client.on_each(lambda node: node.time())  # the sweep would find out, but after the epochs are gone
-    except ServerUnavailable as error:
-        error.of(f"stream {name!r} is left as it was, because any server may have keys of it")
-        raise
-    try:
         stream = find_stream(client, name)
         own = b"" if stream is None else stream.id.encode()
     except DamagedKey:
         stream, own = None, _id_of(client, keys)  # no process can open it, so there is nothing to mark
+    try:
+        client.on_each(lambda node: node.time())  # the sweep would find out, but after the epochs are gone
+    except ServerUnavailable as error:
+        error.of(f"stream {name!r} is left as it was, because any server may have keys of it")
+        raise
     if stream is not None:
         run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
     try:
