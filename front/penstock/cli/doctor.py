@@ -126,6 +126,7 @@ def _of_servers(
     """Return the findings on the server, or on each server of a cluster and on all together."""
     from penstock.views.doctor_nodes import check_nodes
     from penstock.views.doctor_server import check_server
+    from penstock.views.servers import cli_of
     from penstock_common.errors import ServerUnavailable
     from penstock_common.stream.keys import scratch_key
     from penstock_common.stream.servers.budgets import read_budgets
@@ -159,7 +160,7 @@ def _of_servers(
             server, probe=probe, budgets=budgets_of.get(server.where, {}),
             held_bytes=None if held_on is None else held_on.get(server.where, 0), uncompressed=plain,
         )  # fmt: skip
-        here = f"redis-cli -h {node.host} -p {node.port} "
+        here = f"{cli_of(node.host, node.port)} "
         found += [
             (f"server {server.where}", replace(one, fix=one.fix.replace("redis-cli ", here)))
             for one in check_server(facts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from penstock.views.servers import cli_of
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.presence import ALIVE_MS
 from penstock_common.stream.servers.suitability import ServerMemory
@@ -162,7 +163,8 @@ def _memory(now: StreamSituation) -> Bottleneck | None:
     what, cli, held_bytes, budget_bytes = "the server's memory", "redis-cli", now.held_bytes, now.budget_bytes
     memory = ServerMemory(now.memory_used, now.memory_limit, "", now.backlog_bytes)
     if now.full is not None:
-        what, cli = f"the memory of {now.full.where}", cli_of(now.full.where)
+        at = urlsplit(now.full.where)
+        what, cli = f"the memory of {now.full.where}", cli_of(at.hostname or "", at.port or 0)
         memory, held_bytes, budget_bytes = now.full.memory, now.full.held_bytes, now.full.budget_bytes
         left = memory.left_bytes
     kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (left or 0))
@@ -177,12 +179,6 @@ def _memory(now: StreamSituation) -> Bottleneck | None:
         "maxmemory",
         f"{cli} CONFIG SET maxmemory {-(-enough // (1 << 20))}mb",
     )
-
-
-def cli_of(where: str) -> str:
-    """Return the start of a redis-cli line for one server of a cluster."""
-    parts = urlsplit(where)
-    return f"redis-cli -h {parts.hostname} -p {parts.port}"
 
 
 def _is_tight(now: StreamSituation) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock.views.doctor import Finding, ok
+from penstock.views.servers import cli_of
 from penstock_common.printable import readable_bytes
 from penstock_common.server.nodes import NodeState
 from penstock_common.stream.servers.budgets import ServerBudgets
@@ -28,7 +29,7 @@ def check_nodes(nodes: Sequence[NodeState], budgets: Sequence[ServerBudgets]) ->
     """Return the findings on all nodes of a cluster."""
     found = [each for node in nodes for each in _check_node(node, nodes)]
     found += [
-        (_of(node), Finding("budgets", "error", str(one), f"redis-cli -h {node.host} -p {node.port} INFO memory"))
+        (_of(node), Finding("budgets", "error", str(one), f"{_cli(node)} INFO memory"))
         for one in budgets
         for node in nodes
         if one.where == node.where and one.left_bytes < 0
@@ -41,7 +42,7 @@ def _of(node: NodeState) -> str:
 
 
 def _cli(node: NodeState) -> str:
-    return f"redis-cli -h {node.host} -p {node.port}"
+    return cli_of(node.host, node.port)
 
 
 def _set(node: NodeState, name: str, value: object) -> str:

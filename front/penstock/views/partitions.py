@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from penstock.views.servers import cli_of
 from penstock_common.printable import readable_bytes
 from penstock_common.server.nodes import NodeState
 
@@ -140,7 +140,7 @@ def _kind_of(nodes: Sequence[NodeState]) -> str:
 
 
 def _cli(node: NodeState, login: str) -> str:
-    return f"redis-cli -h {shlex.quote(node.host)} -p {node.port}{login}"
+    return f"{cli_of(node.host, node.port)}{login}"
 
 
 def _pairs(moves: Sequence[SlotMove]) -> dict[tuple[str, str], list[int]]:

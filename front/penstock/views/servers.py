@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,11 @@ from penstock_common.stream.servers.suitability import usable_bytes
 HEAD = ("server", "role", "partitions", "memory", "replicas", "replica lag")
 SHOWN = 8
 """The partitions of a server that a table names."""
+
+
+def cli_of(host: str, port: int) -> str:
+    """Return the start of a redis-cli line for one server of a cluster."""
+    return f"redis-cli -h {shlex.quote(host)} -p {port}"
 
 
 def server_json(server: ServerSnapshot) -> dict[str, Any]:
