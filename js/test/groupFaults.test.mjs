@@ -180,6 +180,28 @@ test("a member that was out of its lease acknowledges nothing of what another on
   assert.equal((await client.xPendingRange(key("entries"), "g", "-", "+", 1)).length, 1);
 });
 
+test("a batch whose lease was not renewed in time is given by the next loop", async () => {
+  const [stream, sizes] = ["unsure", [40]];
+  await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 100 });
+  const loader = begin(stream, { acknowledge: "manual", leaseMs: 500, timeoutMs: 2000 });
+  const found = [];
+  const take = async (batch) => {
+    found.push([...batch.identities()]);
+    await batch.ack();
+  };
+  await take((await loader[Symbol.asyncIterator]().next()).value);
+  const [entries] = await client.keys(`penstock:{${stream}.*}:0:entries`);
+  while ((await client.xPending(entries, "g")).pending + 1 < (await client.xLen(entries)))
+    await new Promise((resolve) => setTimeout(resolve, 20)); // the rest is read ahead
+  await client.sendCommand(["CLIENT", "PAUSE", "4000"]);
+  await new Promise((resolve) => setTimeout(resolve, 1000)); // the lease ends
+  await assert.rejects(loader[Symbol.asyncIterator]().next(), WaitTimeout);
+  await client.ping(); // the pause is over
+  for await (const batch of loader) await take(batch);
+  assert.deepEqual(names(found).sort(), all(sizes).sort());
+  await isClean(stream);
+});
+
 test("a member renews what it holds while its step takes longer than its lease", async () => {
   const stream = "slow";
   await peer.ask("produce", { stream, spec: "fixed", sizes: [60], block_bytes: 100 });

@@ -624,3 +624,29 @@ def test_time_without_a_server_counts_for_the_server_and_its_return_is_told(
     assert not is_killed or any(re.fullmatch(r"the server answers again, after \d s \(.*\)", line) for line in said), (
         said
     )
+
+
+def test_a_batch_whose_lease_was_not_renewed_in_time_is_given_by_the_next_loop(
+    fresh_server: Callable[..., EmbeddedServer],
+) -> None:
+    """It was taken from the queue before its loop gave up. No loop got it, and the epoch never closed."""
+    server = fresh_server()
+    produce(server.url, "t", 40)
+    with loader_of(server.url, batch_size=4, acknowledge="manual", lease_s=0.5, timeout_s=2.0) as loader:
+        first = next(iter(loader))
+        loader.acknowledge(first)
+        run = loader._joined().run
+        assert run is not None
+        until(lambda: run.queue.holds_batches)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            time.sleep(1)  # the lease ends
+            with pytest.raises(WaitTimeout):
+                next(iter(loader))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        seen = numbers([first])
+        for batch in loader:
+            seen += numbers([batch])
+            loader.acknowledge(batch)
+    assert sorted(seen) == [*range(40)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from penstock_common.errors import PenstockError, ServerUnavailable, StateMismatch
@@ -314,6 +314,15 @@ class Acknowledger:
     def newest(self) -> Sequence[BatchSpan] | None:
         """The spans of the batch that a plain loop got last."""
         return self._outstanding.newest
+
+    @contextmanager
+    def read_again_on_error(self) -> Iterator[None]:
+        """Note on an error that a batch was taken from the queue and not given. The next iteration reads it again."""
+        try:
+            yield
+        except PenstockError:  # `given` notes all others
+            self.is_interrupted = True
+            raise
 
     def withdraw_newest(self) -> None:
         """Note that the batch that a plain loop got last was lost on its way through a mixture."""

@@ -616,7 +616,7 @@ class Loader(StageMethods, Passing):
             member.heartbeat.raise_error()
             if queued is not None:
                 if not member.heartbeat.is_fresh_for(queued):
-                    with self._counter.waiting_for("server"):
+                    with self._counter.waiting_for("server"), self._acknowledger.read_again_on_error():
                         member.await_leases(queued, wait)
             else:
                 began = self._counter.now()

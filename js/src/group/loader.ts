@@ -300,9 +300,8 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const wait = new Wait(notify, timeoutMs, silence);
     const telling = new Aside<void>(POLL_MS);
     for (;;) {
-      const queued = await run.queue.get(POLL_MS);
+      const queued = await run.queue.get(POLL_MS, (batch) => reading.awaitLeases(batch, wait));
       heartbeat.raiseError();
-      if (queued !== null) await reading.awaitLeases(queued, wait);
       const batch = queued?.withoutLost(spec) ?? null;
       if (batch !== null || run.queue.isOver || this.#isClosed) {
         heartbeat.tellIdle(null);

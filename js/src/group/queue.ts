@@ -123,12 +123,18 @@ export class PrefetchQueue implements ReaderQueue {
 
   // --- the training loop's side ---
 
-  /** Return the next batch, or null at the timeout or if `isOver`. Raises the reader's error. */
-  async get(timeoutMs: number): Promise<LoaderBatch | null> {
+  /**
+   * Return the next batch, or null at the timeout or if `isOver`. Raises the reader's error.
+   *
+   * The batch stays here until `ready` returns, and is not lost if that fails.
+   */
+  async get(timeoutMs: number, ready?: (batch: LoaderBatch) => Promise<void>): Promise<LoaderBatch | null> {
     if (this.#batches.length === 0 && !this.#isEnded) {
       this.#limit.starved();
       await this.#until(() => this.#batches.length > 0 || this.#isEnded, timeoutMs);
     }
+    const first = this.#batches[0];
+    if (first !== undefined) await ready?.(first);
     const batch = this.#batches.shift();
     if (batch !== undefined) {
       this.#bytes -= batch.bytes;
