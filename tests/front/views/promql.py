@@ -19,6 +19,10 @@ Series = dict[tuple[str, Labels], list[float | None]]
 Vector = dict[Labels, float]
 
 COMPARED: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
+OVER_TIME: Mapping[str, Callable[[list[float]], float]] = {
+    "last_over_time": lambda seen: seen[-1],
+    "max_over_time": max,
+}
 STEP_S = 60.0
 
 
@@ -74,8 +78,8 @@ def _called(name: str, node: Any, series: Series, minute: int) -> Vector:
     found: Vector = {}
     for labels, values in _selected(node.vector_selector, series).items():
         seen = [value for value in values[max(0, till - span) : max(0, till + 1)] if value is not None]
-        if name == "last_over_time":
-            found |= {labels: seen[-1]} if seen else {}
+        if name in OVER_TIME:
+            found |= {labels: OVER_TIME[name](seen)} if seen else {}
         elif len(seen) > 1:
             assert name == "rate"
             assert seen == sorted(seen)  # no counter of a test restarts
@@ -91,7 +95,8 @@ def _aggregated(node: Any, series: Series, minute: int) -> Vector:
     assert str(node.op) == "max"
     groups: dict[Labels, list[float]] = {}
     for labels, value in _vector(node.expr, series, minute).items():
-        groups.setdefault(_part(labels, node.modifier.labels), []).append(value)
+        by = [] if node.modifier is None else node.modifier.labels
+        groups.setdefault(_part(labels, by), []).append(value)
     return {labels: max(values) for labels, values in groups.items()}
 
 
