@@ -22,6 +22,7 @@ from penstock_common.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
+    from penstock_common.stream.streams import Stream
 
 
 class WrongUsage(PenstockError):
@@ -320,6 +321,22 @@ def url_of(args: argparse.Namespace) -> str:
     from penstock_common.settings import Settings
 
     return args.url or Settings.from_environment().url
+
+
+def connected(args: argparse.Namespace) -> Client:
+    """Return a client of the server of ``--url``, to be used in a ``with`` statement."""
+    from penstock_common.stream.client import connect
+
+    return connect(url_of(args))
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[tuple[Client, Stream]]:
+    """Connect to the server of ``--url``, and load the stream that the command names."""
+    from penstock_common.stream.streams import load_stream
+
+    with connected(args) as client:
+        yield client, load_stream(client, args.stream)
 
 
 def queue_url_of(args: argparse.Namespace) -> str | None:

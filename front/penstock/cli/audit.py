@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, add_stream, url_of
+from penstock.cli import EPOCH_NUMBER, add_stream, connected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,10 +68,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Return 0 if the audit is clean, 1 if not."""
     from penstock.cli.sources import source_in
     from penstock_common.stream.audit import audit_stream
-    from penstock_common.stream.client import connect
 
     source = None if args.repair is None else source_in("penstock audit STREAM --repair", args.repair)
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
         if source is not None and any(epoch.missing for epoch in report.epochs):
             _repair(client, report, source, console, deep=args.deep)

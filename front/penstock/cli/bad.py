@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, Actions, add_action, url_of
+from penstock.cli import EPOCH_NUMBER, Actions, add_action, opened
 from penstock_common.printable import shortened, spaced
 
 if TYPE_CHECKING:
@@ -62,11 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Do one of the four actions, and print what was done."""
-    from penstock_common.stream.client import connect
-    from penstock_common.stream.streams import load_stream
-
-    with connect(url_of(args)) as client:
-        stream = load_stream(client, args.stream)
+    with opened(args) as (client, stream):
         return {"list": _list, "show": _show, "retry": _retry, "drop": _drop}[args.action](
             client, stream, args, console
         )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, url_of
+from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, connected
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuse while the stream is in use, ask, delete, and print what was removed."""
-    from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.rights import WRITER, require_rights
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.stream is None:
         console.notice("penstock delete: say which stream (`penstock inspect` lists them), or --segments DIR")
         return 2
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         require_rights(client, WRITER, args.stream)  # a deletion that is refused halfway leaves a stream without use
         _refuse_busy(client, args)
         if not (args.yes or _is_sure(client, args, console)):
@@ -74,7 +73,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """List stray folders of segments, and with --yes remove the unused ones."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import find_orphans
 
     if args.stream is not None:
@@ -82,7 +80,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     if not Path(args.segments).is_dir():
         raise PenstockError(f"there is no folder {args.segments}: give the one that streams have in `payload`, as "
                             "`penstock inspect STREAM` shows it")  # fmt: skip
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         strays = find_orphans(client, Path(args.segments))
     rows = []
     for stray in strays:

@@ -16,6 +16,7 @@ from penstock.cli import (
     add_jobs,
     add_json,
     add_url,
+    connected,
     needs_password,
     of_node,
     queue_url_of,
@@ -67,9 +68,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import ServerUnavailable
     from penstock_common.server.connection import may_keep_jobs
     from penstock_common.server.nodes import look_at_nodes
-    from penstock_common.stream.client import connect
 
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         nodes = look_at_nodes(client, is_thorough=True)
         streams, damaged = _streams(client, args, nodes)
         of_servers = _of_servers(client, args, nodes, streams)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, url_of
+from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, connected
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -47,11 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Do one of these actions, and print what was done."""
-    from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
 
     actions = {"close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         if args.action == "list":
             return _list(client, args, console)  # its snapshot also says which servers are away
         return actions[args.action](client, load_stream(client, args.stream), args, console)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, add_stream, url_of
+from penstock.cli import EPOCH_NUMBER, add_stream, connected
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -36,10 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Copy the missing epochs, and print what was copied and what the folder holds."""
-    from penstock_common.stream.client import connect
     from penstock_consumer.replay.export import export_stream
 
-    with connect(url_of(args)) as client, console.progress() as bars:
+    with connected(args) as client, console.progress() as bars:
         done = export_stream(client, args.stream, args.directory, epochs=args.epoch, progress=shown(bars, "export"))
     notes = [note for note in done.contents.epochs if note.epoch in (*done.new, *done.kept)]
     samples, nbytes = sum(note.samples for note in notes), sum(note.nbytes for note in notes)

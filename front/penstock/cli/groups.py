@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, url_of
+from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, connected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,10 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Do one of the actions, and print what was done."""
-    from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
 
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         if args.action == "list":
             return _list(client, args, console)  # its snapshot also says which servers are away
         stream = load_stream(client, args.stream)

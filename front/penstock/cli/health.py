@@ -7,7 +7,7 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
-from penstock.cli import GROUP_NAME, STREAM_NAME, add_jobs, add_url, queue_url_of, seconds, url_of
+from penstock.cli import GROUP_NAME, STREAM_NAME, add_jobs, add_url, opened, queue_url_of, seconds, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -70,15 +70,13 @@ def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
 
 
 def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
-    from penstock_common.stream.client import connect
     from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.roster import load_roster
-    from penstock_common.stream.streams import load_stream
     from penstock_consumer.read.resources import host_prefix
 
     own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+")
-    with connect(url_of(args)) as client:
-        first = load_stream(client, args.stream).partitions[0]
+    with opened(args) as (client, stream):
+        first = stream.partitions[0]
         roster, now = load_roster(client, first), server_ms(client, first.roster)
     members = [
         seen for (group, member), seen in roster.members.items() if group == args.group and own.fullmatch(member)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import STREAM_NAME, add_json, add_url, url_of
+from penstock.cli import STREAM_NAME, add_json, add_url, connected
 from penstock_common.printable import readable_bytes, shortened, spaced
 
 if TYPE_CHECKING:
@@ -39,10 +39,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Print the streams, or one of them. It changes nothing."""
     from penstock.views.inspect import stream_json
     from penstock_common.explain.details import read_all_details, read_details
-    from penstock_common.stream.client import connect
     from penstock_common.stream.directory import StreamLister
 
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         if args.stream is None:
             lister = StreamLister(client)
             streams, damaged = read_all_details(client, lister.names())

@@ -15,6 +15,7 @@ from penstock.cli import (
     WrongUsage,
     add_json,
     add_url,
+    connected,
     needs_password,
     seconds,
     typed,
@@ -66,11 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Show streams until Ctrl-C, or once."""
-    from penstock_common.stream.client import connect
-
     if args.web:
         return _serve(args, console)
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         looks = _looks(client, args)
         if args.once:
             next(looks)
@@ -133,7 +132,6 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
 def _serve(args: argparse.Namespace, console: Console) -> int:
     """Serve the page until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock_common.extras import needed
-    from penstock_common.stream.client import connect
 
     if args.once:
         raise WrongUsage("--once prints one screen, and --web shows a page until it is ended: give one of them")
@@ -146,7 +144,7 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
     from penstock.gateway.tokens import new_token
 
     def looks() -> Iterator[list[dict[str, Any]]]:
-        with connect(url_of(args)) as client:
+        with connected(args) as client:
             yield from _looks(client, args)
 
     end_by_signals()

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from penstock.cli import LOGIN_HINT, add_stream, tls_options, url_of
+from penstock.cli import LOGIN_HINT, add_stream, connected, tls_options
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the partitions, the servers and the commands."""
-    from penstock_common.stream.client import connect
-
-    with connect(url_of(args)) as client:
+    with connected(args) as client:
         view = _view(client, args.stream)
         has_password = bool(client.connection_pool.connection_kwargs.get("password"))
     if args.json:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, seconds, url_of, whole_number
+from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, opened, seconds, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console, Styled
@@ -74,11 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Show the samples and return 0; Ctrl-C ends --live with 130."""
-    from penstock_common.stream.client import connect
-    from penstock_common.stream.streams import load_stream
-
-    with connect(url_of(args)) as client:
-        stream = load_stream(client, args.stream)
+    with opened(args) as (client, stream):
         if args.live:
             _follow(client, stream, args, console)
         else:

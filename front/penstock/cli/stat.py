@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, url_of, whole_number
+from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, opened, whole_number
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -43,12 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the statistics. Returns 0, even if there are warnings."""
     from penstock.views.show import class_names
-    from penstock_common.stream.client import connect
-    from penstock_common.stream.streams import load_stream
     from penstock_consumer.replay.samples import SampleReader
 
-    with connect(url_of(args)) as client:
-        stream = load_stream(client, args.stream)
+    with opened(args) as (client, stream):
         names = class_names(stream)
         with SampleReader(client, stream, args.epoch, holds=not args.no_lease) as viewer:
             result = _gathered(viewer, args, names)

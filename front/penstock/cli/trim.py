@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, byte_size, url_of, whole_number
+from penstock.cli import add_stream, byte_size, opened, whole_number
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -44,14 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run one pass, and print what it did and what it had to leave."""
-    from penstock_common.stream.client import connect
     from penstock_common.stream.removal.reconcile import reconcile
-    from penstock_common.stream.streams import load_stream
     from penstock_producer.write.cleaner import clean_up, shrink_to_budget
 
     policy = _policy(args)
-    with connect(url_of(args)) as client:
-        stream = load_stream(client, args.stream)
+    with opened(args) as (client, stream):
         reconcile(client, stream, console.notice)
         done = clean_up(client, stream, console.notice, policy=policy)
         freed = done.freed_bytes + shrink_to_budget(client, stream, console.notice)
