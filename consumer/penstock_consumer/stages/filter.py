@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +9,21 @@ import numpy as np
 
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.rows import chosen_spans, dropped, taken
-from penstock_consumer.stages.stage import StageContext
+from penstock_consumer.stages.stage import Stage, StageContext
 
 Keep = Callable[[Batch], Any]
 """A function that takes a batch of n samples and returns n booleans, True for each wanted sample."""
 
 
-class Filter:
-    """A stage that makes batches smaller. In shared order the samples left out are acknowledged at once."""
+class Filter(Stage):
+    """A stage that makes batches smaller. In shared order the samples left out are acknowledged at once.
+
+    They leave in a batch of their own, before the samples that stay.
+    """
 
     def __init__(self, setting: StageContext, keep: Keep) -> None:
-        self._setting, self._keep = setting, keep
-        self._ready: deque[Batch] = deque()
+        super().__init__(setting)
+        self._keep = keep
 
     def put(self, batch: Batch) -> None:
         """Take a batch in, and ask the predicate which of its samples are wanted."""
@@ -52,17 +54,3 @@ class Filter:
             values = {name: taken(value, rows, self._setting.pool) for name, value in batch.items()}
             spans = chosen_spans(batch.spans, rows)
             self._ready.append(Batch(values, batch.epoch, spans, batch.position, is_alone=batch.is_alone))
-
-    def take(self) -> Batch | None:
-        """Return a batch's samples that are left out, and at the next call its samples that stay."""
-        return self._ready.popleft() if self._ready else None
-
-    def end(self) -> None:
-        """Do nothing, because a filter holds nothing back."""
-
-    def starve(self) -> None:
-        """Do nothing, because a filter holds nothing back."""
-
-    def waiting(self) -> str | None:
-        """Return None, because a filter holds nothing back."""
-        return None

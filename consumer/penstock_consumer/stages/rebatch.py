@@ -5,23 +5,24 @@ This follows a filter, or serves a trainer that needs equal shapes. Full batches
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 from penstock_consumer.stages.batch import Batch, BatchSpan
 from penstock_consumer.stages.rows import chosen_spans, dropped, joined
-from penstock_consumer.stages.stage import StageContext
+from penstock_consumer.stages.stage import Stage, StageContext
 
 
-class Rebatch:
-    """A stage that makes full batches. ``remainder`` is 'keep', 'drop' or 'pad', see `loader.Loader`."""
+class Rebatch(Stage):
+    """A stage that makes full batches. ``remainder`` is 'keep', 'drop' or 'pad', see `loader.Loader`.
+
+    It holds back less than a batch, which is not worth a notice.
+    """
 
     def __init__(self, setting: StageContext, remainder: str) -> None:
-        self._setting, self._size, self._remainder = setting, setting.batch_size, remainder
+        super().__init__(setting)
+        self._size, self._remainder = setting.batch_size, remainder
         self._parts: list[Batch] = []
         """Fewer rows than a batch has, all of one epoch."""
-        self._ready: deque[Batch] = deque()
 
     def put(self, batch: Batch) -> None:
         """Take a batch that is no larger than the size wanted."""
@@ -36,20 +37,9 @@ class Rebatch:
             if sum(part.size for part in self._parts) >= self._size:
                 self._cut()
 
-    def take(self) -> Batch | None:
-        """Return the next full batch."""
-        return self._ready.popleft() if self._ready else None
-
     def end(self) -> None:
         """Treat the remaining rows as ``remainder`` says."""
         self._flush()
-
-    def starve(self) -> None:
-        """Do nothing, because less than a batch stays here."""
-
-    def waiting(self) -> str | None:
-        """Return None, because less than a batch is not worth a notice."""
-        return None
 
     def _cut(self) -> None:
         *parts, last = self._parts

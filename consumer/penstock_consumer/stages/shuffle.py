@@ -19,7 +19,7 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch, row_bytes
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rows import gathered, rolled, unrolled
-from penstock_consumer.stages.stage import StageContext
+from penstock_consumer.stages.stage import Stage, StageContext
 
 FIRST_SLOTS = 1024
 """The first number of slots of a window in bytes whose samples are ragged. The number doubles when all are in use."""
@@ -114,7 +114,7 @@ class SampleSlots:
                 store[name] = np.concatenate([values, np.empty_like(values)])
 
 
-class ShuffleWindow:
+class ShuffleWindow(Stage):
     """A stage that gives nothing before it is full. Its memory is that of the window and one batch.
 
     A sample is copied once into its slot, which frees the batch that it came in. It is copied once more into the batch
@@ -123,7 +123,8 @@ class ShuffleWindow:
 
     def __init__(self, setting: StageContext, seed: int, *, samples: int | None, nbytes: int | None) -> None:
         """Make a window that is full with ``samples`` samples, or with ``nbytes`` bytes of payload."""
-        self._setting, self._batch_size = setting, setting.batch_size
+        super().__init__(setting)
+        self._batch_size = setting.batch_size
         key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, setting.epoch], dtype=np.uint64)
         self._rng = np.random.Generator(np.random.Philox(key=key))
         self._limit, self._limit_bytes = samples, nbytes
@@ -134,20 +135,19 @@ class ShuffleWindow:
         slots = FIRST_SLOTS if self._limit is None else self._limit + self._batch_size
         self._slots = SampleSlots(setting.spec, setting.pool, slots)
         self._is_ended = self._is_starved = False
-        self._passing: list[Batch] = []
 
     def put(self, batch: Batch) -> None:
         """Take a batch in. A batch of another epoch, a dropped one, and one to be given alone pass unshuffled."""
         self._is_starved = False
         if batch.epoch != self._setting.epoch or batch.is_alone or batch.is_dropped:
-            self._passing.append(batch)
+            self._ready.append(batch)
         else:
             self._slots.put(batch)
 
     def take(self) -> Batch | None:
         """Return the next batch once the window is full."""
-        if self._passing:
-            return self._passing.pop(0)
+        if self._ready:
+            return super().take()
         if not (self._is_ended or self._is_full() or (self._is_starved and self._slots.count >= self._batch_size)):
             return None
         slots = self._slots.draw(self._rng, self._batch_size)
