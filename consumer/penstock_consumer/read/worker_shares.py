@@ -185,7 +185,7 @@ class WorkerShares:
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
         self._hooks.acknowledger.deliver(batch)
-        self._hooks.counter.deliver(carried)
+        self._hooks.counter.deliver(batch)
         return batch
 
     def flush(self) -> None:

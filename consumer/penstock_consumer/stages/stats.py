@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 from penstock_common.rate_meter import RateMeter, RateReading
+from penstock_consumer.stages.batch import Batch
 
 Cause = Literal["producers", "server", "reader"]
 """The cause of a loop's wait.
@@ -268,21 +269,6 @@ class WaitedFor(Protocol):
         """Return the seconds that the loop waited, by cause."""
 
 
-class CountedBatch(Protocol):
-    """A batch, or what is known of one that another process has read."""
-
-    @property
-    def size(self) -> int:
-        """Return the number of samples."""
-
-    @property
-    def nbytes(self) -> int:
-        """Return the payload bytes."""
-
-
-_B = TypeVar("_B", bound=CountedBatch)
-
-
 @dataclass(slots=True)
 class EpochCounts:
     """The counts of an epoch that is being read."""
@@ -359,7 +345,7 @@ class StatsCounter:
         self._trained += self._in_step
         self._in_step = 0
 
-    def deliver(self, batch: CountedBatch) -> None:
+    def deliver(self, batch: Batch) -> None:
         """Note that the loop is given a batch."""
         size = batch.size
         self._counts.add(size, batch.nbytes)
@@ -387,7 +373,7 @@ class StatsCounter:
             self._outside = "training"
             self.rest()
 
-    def counted(self, batches: Iterable[_B]) -> Iterator[_B]:
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and count them on their way to the loop."""
         try:
             self.ask()
