@@ -33,7 +33,7 @@ from penstock_common.waiting import OUTAGE_S, Wait
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.member import Member, join_as
-from penstock_consumer.read.options import STATE_VERSION, LoaderOptions, State, check_state, loader_options, spec_digest
+from penstock_consumer.read.options import STATE_VERSION, State, check_state, loader_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
 from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch
@@ -44,94 +44,6 @@ from penstock_consumer.stages.stats import Stats, StatsCounter
 
 if TYPE_CHECKING:
     from penstock_consumer.read.view import View
-
-
-class StageMethods:
-    """The methods of a loader that choose its samples.
-
-    They change the loader and return it, so any adapter takes it.
-    """
-
-    _options: LoaderOptions
-    _resources: LoaderResources
-
-    @explained
-    def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
-        """Draw each batch at random from a window of samples. For shared order only.
-
-        The first batch comes when the window is full, or when no sample came for 2 s. The window's samples are leased
-        and not acknowledged. After a crash, and at `close`, they are handed out again. A sample is acknowledged with
-        the batch that contains it. The same arrivals and seed give the same batches, but arrivals in shared order
-        vary.
-
-        Args:
-            samples: the size of the window, in samples. Give this or ``bytes``.
-            bytes: the size of the window, in payload bytes. The window adds this memory to ``prefetch_bytes``.
-            seed: the seed of the draws.
-
-        Returns:
-            This loader.
-
-        Raises:
-            ValueError: a size is missing or below 1, the order is canonical, or the loader has given a batch already.
-
-        Example:
-            >>> for batch in loader.shuffle(samples=10_000, seed=1):
-            ...     ...
-        """
-        if (samples is None) == (bytes is None) or (samples or bytes or 0) < 1:
-            raise ValueError(f"shuffle(samples={samples}, bytes={bytes}): expected one of them, at least 1")
-        if self._options.order is not None:
-            raise ValueError(
-                "shuffle() is for shared order: canonical order is a seeded permutation already, another one for "
-                "each epoch, if its producer shuffles (--seed)"
-            )
-        self._options.stages.append(partial(ShuffleWindow, seed=seed, samples=samples, nbytes=bytes))
-        return self._before_first_batch("shuffle")
-
-    def filter(self, keep: Keep) -> Self:
-        """Leave out samples. They count as trained on at once.
-
-        In shared order later samples fill the batches up. In canonical order batches become smaller, and
-        ``world_size`` must be 1, because all ranks have the same number of steps.
-
-        Args:
-            keep: a function that takes a batch of n samples and returns n booleans. Its answer on a sample should
-                depend on the sample alone.
-
-        Returns:
-            This loader.
-
-        Raises:
-            TypeError: ``keep`` is no function.
-            ValueError: the loader is one of several ranks, or has given a batch already.
-
-        Example:
-            >>> for batch in loader.filter(lambda batch: batch["y"] != 3):
-            ...     ...
-        """
-        callable_of("keep", keep, "lambda batch: batch['y'] != 3")
-        order = self._options.order
-        if order is not None and order.world > 1:
-            raise ValueError(
-                f"filter() would give {order.world} ranks different numbers of steps; leave samples out where they are "
-                "made (a transform that raises SampleError), or weigh them with zero"
-            )
-        self._options.stages.append(partial(Filter, keep=keep))
-        return self._before_first_batch("filter")
-
-    def view(self) -> View:
-        """Return the batches for a plain loop, to be mapped, selected or collated; see `view.View`."""
-        from penstock_consumer.read.view import View
-
-        return View(self)  # type: ignore[arg-type]  # every Loader is one of these
-
-    def _before_first_batch(self, verb: str) -> Self:
-        member = self._resources.member
-        if member is not None and member.has_begun:
-            self._options.stages.pop()
-            raise ValueError(f"{verb}() says how this loader reads, so it comes before its first batch")
-        return self
 
 
 Notice = Literal["no batch", "finished"]
@@ -174,7 +86,7 @@ class SingleLoop:
         self._asking.release()
 
 
-class Loader(StageMethods, Passing):
+class Loader(Passing):
     """The batches of a stream for one member of a group. ``for batch in loader`` reads the group's next epoch.
 
     Every group gets every sample, and the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
@@ -373,6 +285,86 @@ class Loader(StageMethods, Passing):
         self._acknowledger.join(member)
         member.heartbeat.loop.follow(self._counter)
         return member
+
+    # --- which samples ---
+
+    @explained
+    def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
+        """Draw each batch at random from a window of samples. For shared order only.
+
+        The first batch comes when the window is full, or when no sample came for 2 s. The window's samples are leased
+        and not acknowledged. After a crash, and at `close`, they are handed out again. A sample is acknowledged with
+        the batch that contains it. The same arrivals and seed give the same batches, but arrivals in shared order
+        vary.
+
+        Args:
+            samples: the size of the window, in samples. Give this or ``bytes``.
+            bytes: the size of the window, in payload bytes. The window adds this memory to ``prefetch_bytes``.
+            seed: the seed of the draws.
+
+        Returns:
+            This loader.
+
+        Raises:
+            ValueError: a size is missing or below 1, the order is canonical, or the loader has given a batch already.
+
+        Example:
+            >>> for batch in loader.shuffle(samples=10_000, seed=1):
+            ...     ...
+        """
+        if (samples is None) == (bytes is None) or (samples or bytes or 0) < 1:
+            raise ValueError(f"shuffle(samples={samples}, bytes={bytes}): expected one of them, at least 1")
+        if self._options.order is not None:
+            raise ValueError(
+                "shuffle() is for shared order: canonical order is a seeded permutation already, another one for "
+                "each epoch, if its producer shuffles (--seed)"
+            )
+        self._options.stages.append(partial(ShuffleWindow, seed=seed, samples=samples, nbytes=bytes))
+        return self._before_first_batch("shuffle")
+
+    def filter(self, keep: Keep) -> Self:
+        """Leave out samples. They count as trained on at once.
+
+        In shared order later samples fill the batches up. In canonical order batches become smaller, and
+        ``world_size`` must be 1, because all ranks have the same number of steps.
+
+        Args:
+            keep: a function that takes a batch of n samples and returns n booleans. Its answer on a sample should
+                depend on the sample alone.
+
+        Returns:
+            This loader.
+
+        Raises:
+            TypeError: ``keep`` is no function.
+            ValueError: the loader is one of several ranks, or has given a batch already.
+
+        Example:
+            >>> for batch in loader.filter(lambda batch: batch["y"] != 3):
+            ...     ...
+        """
+        callable_of("keep", keep, "lambda batch: batch['y'] != 3")
+        order = self._options.order
+        if order is not None and order.world > 1:
+            raise ValueError(
+                f"filter() would give {order.world} ranks different numbers of steps; leave samples out where they are "
+                "made (a transform that raises SampleError), or weigh them with zero"
+            )
+        self._options.stages.append(partial(Filter, keep=keep))
+        return self._before_first_batch("filter")
+
+    def view(self) -> View:
+        """Return the batches for a plain loop, to be mapped, selected or collated; see `view.View`."""
+        from penstock_consumer.read.view import View
+
+        return View(self)
+
+    def _before_first_batch(self, verb: str) -> Self:
+        member = self._resources.member
+        if member is not None and member.has_begun:
+            self._options.stages.pop()
+            raise ValueError(f"{verb}() says how this loader reads, so it comes before its first batch")
+        return self
 
     # --- iterating ---
 
