@@ -313,21 +313,6 @@ def read_index_page(reply: Reply) -> list[IndexRecord]:
     return [index_record(at.encode(), dict(zip(fields[::2], fields[1::2], strict=True))) for at, fields in records]
 
 
-def index_page(records: Sequence[IndexRecord]) -> bytes:
-    """Return the answer of ``read_index.lua`` if ``commit.lua`` wrote exactly these records."""
-    return f"[{','.join(map(_index_text, records))}]".encode() if records else b"{}"
-
-
-def _index_text(record: IndexRecord) -> str:
-    holes = ",".join(map(str, record.holes))
-    segment = f',"s","{record.segment}"' if record.segment else ""
-    writer = f',"w","{record.writer}"' if record.writer else ""
-    return (
-        f'["{record.end}-0",["e","{record.entry_id.decode()}","f","{record.first}","n","{record.count}",'
-        f'"b","{record.nbytes}","h","[{holes}]"{segment}{writer}]]'
-    )
-
-
 def index_ends(client: Client, stream: Stream, epoch: int, shards: Iterable[int]) -> dict[int, int]:
     """Return shard -> number of committed offsets, in one round trip."""
     return {shard: end for shard, (end, _) in index_heads(client, stream, epoch, shards).items()}

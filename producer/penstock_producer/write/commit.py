@@ -344,8 +344,7 @@ class Committer:
         where = self._partition, self._manifest.epoch, self._shard
         while True:
             try:
-                own = [self._own[end] for end in sorted(self._own)]
-                records = read_index(self._channel, self._client, *where, own)
+                records = read_index(self._channel, self._client, *where)
                 break
             except ServerUnavailable:
                 self._channel.close()
