@@ -59,8 +59,7 @@ class Block:
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offset of each sample: int64 ``[count]``."""
-        every = np.arange(self.first, self.end, dtype=np.int64)
-        return np.delete(every, np.asarray(self.holes, dtype=np.int64) - self.first) if self.holes else every
+        return offsets_of(self.first, self.end, self.holes)
 
     def moved(self, first: int) -> Block:
         """Return a copy that begins at another offset, in memory of its own."""
@@ -81,6 +80,12 @@ class Block:
         skip = int(np.searchsorted(self.offsets(), offset))
         columns = [_rows_of(column, skip, self.count) for column in self.columns]
         return Block(offset, self.count - skip, columns, [hole for hole in self.holes if hole >= offset])
+
+
+def offsets_of(first: int, end: int, holes: Sequence[int]) -> NDArray[np.int64]:
+    """Return the offsets in ``[first, end)`` that have a sample."""
+    every = np.arange(first, end, dtype=np.int64)
+    return np.delete(every, np.asarray(holes, dtype=np.int64) - first) if holes else every
 
 
 def _rows_of(column: Column, start: int, stop: int) -> Column:

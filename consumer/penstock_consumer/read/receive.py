@@ -25,7 +25,7 @@ from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Outage
-from penstock_common.wire.block import Column
+from penstock_common.wire.block import Column, offsets_of
 from penstock_common.wire.codec import check_values, decode_column, require_codecs, unpacked, verify
 from penstock_common.wire.dtypes import BOOL
 from penstock_common.wire.header import Header, SegmentRef, parse_header
@@ -460,7 +460,7 @@ class Receiver:
             self._unpack(header, header.compression)
         if entry.wanted is None:
             return self._accept(header)
-        offsets = self._offsets(header)
+        offsets = offsets_of(header.first, header.end, header.holes)
         is_mask = entry.wanted.dtype == np.bool_
         kept = np.flatnonzero(entry.wanted[offsets - header.first]) if is_mask else entry.wanted
         rows = kept.astype(np.int64, copy=False)
@@ -548,11 +548,9 @@ class Receiver:
         return lease
 
     def _ranges(self, header: Header) -> list[tuple[int, int]]:
-        return runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
-
-    def _offsets(self, header: Header) -> NDArray[np.int64]:
-        every = np.arange(header.first, header.end, dtype=np.int64)
-        return np.delete(every, np.array(header.holes, dtype=np.int64) - header.first) if header.holes else every
+        if not header.holes:
+            return [(header.first, header.end)]
+        return runs(offsets_of(header.first, header.end, header.holes))
 
     def _columns(self, header: Header) -> dict[str, Column]:
         values: dict[bytes, Any] = dict(self._entry.fields)

@@ -17,6 +17,7 @@ from penstock_common.stream.commands import parse_id
 from penstock_common.stream.entries import IndexRecord, is_believable
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
+from penstock_common.wire.block import offsets_of
 from penstock_common.wire.header import Header
 
 Mask = NDArray[np.bool_]
@@ -158,7 +159,7 @@ class _PartitionJudgement:
             self._find(f"{claims}, which entry {owners[0].entry_id.decode()} holds: a duplicate")
         else:
             self._find(f"{claims}, which nobody else holds")
-        span = _Span(held.entry_id, _offsets(header.first, header.end, header.holes), is_there=True)
+        span = _Span(held.entry_id, offsets_of(header.first, header.end, header.holes), is_there=True)
         self._strays.setdefault(header.shard, []).append(span)
 
     def _limit(self, shard: int, records: list[IndexRecord]) -> int:
@@ -244,7 +245,7 @@ class _PartitionJudgement:
         held = self._survey.held.get(record.entry_id)
         is_gone = held is not None and held.is_gone
         is_there = (held is not None and not is_gone) or parse_id(record.entry_id) > self._newest
-        offsets = _offsets(record.first, record.end, record.holes)
+        offsets = offsets_of(record.first, record.end, record.holes)
         lost = MissingRange(shard, record.first, record.end, record.holes, record.entry_id.decode())
         if is_gone or (not is_there and not self._is_rightly_trimmed(shard, record)):
             if held is None:
@@ -289,7 +290,7 @@ class _PartitionJudgement:
         """
         if self._epoch not in self._survey.roster.trimmed:
             return False
-        offsets = _offsets(record.first, record.end, record.holes)
+        offsets = offsets_of(record.first, record.end, record.holes)
         for name, group in self._survey.groups.items():
             known = self._survey.roster.groups.get(name)
             if known is None or not known.holds or record.entry_id in group.dead:
@@ -389,11 +390,6 @@ def _range(lo: int, hi: int) -> str:
 
 def _identity(shard: int, what: IndexRecord | Header) -> str:
     return f"shard {shard} offsets {_range(what.first, what.end)}"
-
-
-def _offsets(first: int, end: int, holes: tuple[int, ...]) -> NDArray[np.int64]:
-    every = np.arange(first, end, dtype=np.int64)
-    return np.delete(every, np.asarray(holes, dtype=np.int64) - first) if holes else every
 
 
 def _ranges_mask(ranges: Iterable[tuple[int, int]], length: int) -> Mask:
