@@ -24,7 +24,7 @@ from penstock_common.errors import (
 from penstock_common.explain.deadlock import BlockedPartition, find_blocked
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, pending_members
-from penstock_common.stream.groups.forgetting import reset_group
+from penstock_common.stream.groups.forgetting import first_whole, reset_group
 from penstock_common.stream.groups.ledger import Acknowledgement, acknowledge, behind, uncovered
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns, describe_loss
 from penstock_common.stream.groups.outbox import Outboxes, Probe
@@ -33,7 +33,6 @@ from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
 from penstock_common.stream.groups.roster import (
     Membership,
     RankOrder,
-    Roster,
     close_for_group,
     join_group,
     leave,
@@ -166,12 +165,9 @@ class Claim:
         ranges = parse_ranges(read_counters(self.client, self.stream)[2])
         return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
 
-    def _restart_at(self, start: str | int, roster: Roster) -> int:
+    def _restart_at(self, start: str | int) -> int:
         """Return the epoch to read again from: by default the first that no partition lost entries of."""
-        if isinstance(start, int):
-            return start
-        trimmed = max((e for p in self.stream.partitions for e in load_roster(self.client, p).trimmed), default=-1)
-        return min((epoch for epoch in roster.epochs if epoch > trimmed), default=trimmed + 1)
+        return start if isinstance(start, int) else first_whole(self.client, self.stream)
 
     # --- which epochs to read ---
 
@@ -364,7 +360,7 @@ class LeaseClaim(Claim):
                 f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
                 f"stop them first, or use another group; {GONE_AFTER}"
             )
-        reset_group(self.client, self.stream, self.who.group, self._restart_at(start, roster))
+        reset_group(self.client, self.stream, self.who.group, self._restart_at(start))
 
     def keep(self) -> None:
         """See `Claim.keep`. First claims what is left of an earlier process of this name, and of dead members."""
@@ -552,7 +548,7 @@ class RankClaim(Claim):
         """
         self.first = self._enter(self._floor(start), force=start != "resume")
         if start not in CONTINUED:
-            self.rewind(self._restart_at(start, load_roster(self.client, self.stream.partitions[0])), 0)
+            self.rewind(self._restart_at(start), 0)
 
     def _enter(self, floor: int, *, force: bool) -> int:
         wait = Wait(self.notify, 2 * self._quiet_ms / 1000)
