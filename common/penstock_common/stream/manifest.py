@@ -293,7 +293,7 @@ def open_epoch(
     if epoch is not None and not 0 <= epoch < MAX_NUMBER:
         raise EpochNotFound(f"epoch {epoch}: epochs are numbered from 0")
     is_ours = epoch is None or again is not None
-    epoch = _reserve_number(client, stream, epoch)
+    epoch = take_number(client, stream, epoch)
     key, manifest_id = keys.manifest(epoch), secrets.token_hex(8) if again is None else again.id
     fields: dict[str, str | int] = {
         "id": manifest_id, "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
@@ -412,15 +412,11 @@ def _raise_above_rosters(client: Client, stream: Stream) -> None:
         raise_next_epoch(client, stream, max(known))
 
 
-def take_number(client: Client, stream: Stream) -> int:
-    """Take the next epoch's number, for a caller that notes it before opening the epoch."""
-    return _reserve_number(client, stream, None)
+def take_number(client: Client, stream: Stream, wanted: int | None = None) -> int:
+    """Take a number for a new epoch: the next one, or the wanted one. A caller may note it before opening the epoch.
 
-
-def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
-    """Return a number for a new epoch. Numbers only rise, and a released epoch's number is never used again.
-
-    A call that is repeated after a lost reply skips a number. That is harmless, because readers use existing epochs.
+    Numbers only rise, and a released epoch's number is never used again. A call that is repeated after a lost reply
+    skips a number. That is harmless, because readers use existing epochs.
     """
     arguments = [stream.id, "" if wanted is None else wanted]
     epoch = int(run_script(client, _RESERVE_EPOCH, [stream.keys.meta], arguments))

@@ -83,14 +83,14 @@ def test_an_epoch_that_was_released_while_it_was_being_opened_does_not_come_back
     """A producer may pause between two commands for the whole life of an epoch, and groups would read the epoch
     again.
     """
-    stream, reserve = made(url, client, good=3), manifest._reserve_number
+    stream, reserve = made(url, client, good=3), manifest.take_number
 
     def reserve_and_stand_still(*given: Any) -> int:
         number = reserve(*given)
         assert release_epoch(client, stream, number)
         return number
 
-    monkeypatch.setattr(manifest, "_reserve_number", reserve_and_stand_still)
+    monkeypatch.setattr(manifest, "take_number", reserve_and_stand_still)
     with pytest.raises(EpochNotFound, match="epoch 0 of 'train' was released; the next is 1"):
         manifest.open_epoch(client, stream, 0)
     assert retained_epochs(client, stream) == {}
