@@ -21,7 +21,7 @@ from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.replay.passes import Passes
+from penstock_consumer.replay.passes import Passes, held_back
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import Select, chosen, refuse_ragged, shaped
 
@@ -292,15 +292,8 @@ class ReplayArrays(Placing):
         return self._pass()
 
     def _pass(self) -> Iterator[Any]:
-        ahead: deque[Any] = deque()
-        for batch in self._loader:
-            element = self._element(batch)
-            if element is not None:
-                ahead.append(element)
-            if len(ahead) > self._prefetch:
-                yield ahead.popleft()
-        while ahead:
-            yield ahead.popleft()
+        elements = map(self._element, self._loader)
+        yield from held_back((element for element in elements if element is not None), self._prefetch)
 
 
 def _refuse_unequal_steps(loader: Loader | Mixture | Passes) -> None:

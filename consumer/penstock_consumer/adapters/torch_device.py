@@ -13,6 +13,7 @@ import torch
 
 from penstock_common.hints import explained
 from penstock_consumer.adapters.torch import AcknowledgingIterable, Token, acknowledging, is_replayed, mapped
+from penstock_consumer.replay.passes import held_back
 
 BATCHES_AHEAD = 2
 """The batches on the device: the step's, and one that is copied during the step."""
@@ -130,13 +131,8 @@ class ReplayOnDevice:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        sent: deque[Any] = deque()
-        for element in self._batches:
-            sent.append(self._side.send(element))
-            if len(sent) == BATCHES_AHEAD:
-                yield self._side.hand(sent.popleft())
-        while sent:
-            yield self._side.hand(sent.popleft())
+        sent = held_back(map(self._side.send, self._batches), BATCHES_AHEAD - 1)
+        yield from map(self._side.hand, sent)
 
 
 class DeviceCopier(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from penstock_common.errors import BadEntry
@@ -41,6 +41,18 @@ def looked_ahead(blocks: Iterator[T], nbytes: Callable[[T], int]) -> Iterator[tu
             yield waiting.popleft(), True
     for block in waiting:
         yield block, True
+
+
+def held_back(elements: Iterable[T], count: int) -> Iterator[T]:
+    """Yield each element once ``count`` later ones have been taken, or no more come."""
+    taken: deque[T] = deque()
+    for element in elements:
+        taken.append(element)
+        del element  # the memory is free as soon as the loop lets go of it
+        if len(taken) > count:
+            yield taken.popleft()
+    while taken:
+        yield taken.popleft()
 
 
 class ReadaheadSink:
