@@ -165,6 +165,13 @@ class Console:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         self.lines("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
+    def answer(self, value: object, text: str, *, as_json: bool) -> None:
+        """Print the whole result, as a value for a program or as a line for a person."""
+        if as_json:
+            self.json(value)
+        else:
+            self.line(text)
+
     def table(self, rows: Sequence[Sequence[object]], head: Sequence[str]) -> None:
         """Print aligned columns, numbers to the right. A narrow terminal wraps long texts in their columns."""
         self.show(TextTable(head, rows))

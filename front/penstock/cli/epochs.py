@@ -113,13 +113,12 @@ def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: C
 
     policy = parse_policy(args.policy)
     set_field(client, stream, "retention", policy.text)
-    if args.json:
-        console.json({"stream": stream.name, "retention": policy.text, "before": stream.retention})
-    else:
-        console.line(
-            f"retention of {stream.name!r} is {policy.text} (it was {stream.retention}): writers keep to it within "
-            f"10 s; without any, `penstock trim {stream.name}` does"
-        )
+    value = {"stream": stream.name, "retention": policy.text, "before": stream.retention}
+    text = (
+        f"retention of {stream.name!r} is {policy.text} (it was {stream.retention}): writers keep to it within 10 s; "
+        f"without any, `penstock trim {stream.name}` does"
+    )
+    console.answer(value, text, as_json=args.json)
     return 0
 
 

@@ -42,19 +42,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
         done = export_stream(client, args.stream, args.directory, epochs=args.epoch, progress=shown(bars, "export"))
     notes = [note for note in done.contents.epochs if note.epoch in (*done.new, *done.kept)]
     samples, nbytes = sum(note.samples for note in notes), sum(note.nbytes for note in notes)
-    if args.json:
-        console.json(
-            {
-                "stream": done.contents.name, "path": str(done.path), "epochs": list(done.new),
-                "kept": list(done.kept), "samples": samples, "bytes": nbytes, "bad": sum(len(n.bad) for n in notes),
-            }
-        )  # fmt: skip
-        return 0
+    value = {
+        "stream": done.contents.name, "path": str(done.path), "epochs": list(done.new),
+        "kept": list(done.kept), "samples": samples, "bytes": nbytes, "bad": sum(len(n.bad) for n in notes),
+    }  # fmt: skip
     new = f"{listed(done.new)} of {done.contents.name!r}{there_before(done.kept)}"
     there = done.contents.epochs
     count, everything = f"{len(there)} epoch{'s' * (len(there) != 1)}", sum(note.samples for note in there)
     size = readable_bytes(sum(note.nbytes for note in there))
-    console.line(f"{done.path}: {new}; the folder holds {count}, {everything} samples, {size}")
+    text = f"{done.path}: {new}; the folder holds {count}, {everything} samples, {size}"
+    console.answer(value, text, as_json=args.json)
     return 0
 
 

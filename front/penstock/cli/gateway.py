@@ -84,11 +84,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     if args.make_token is not None:
         token = new_token()
-        if args.json:
-            stream, _, group = args.make_token.partition("/")
-            console.json({"stream": stream, "group": group, "token": token})
-        else:
-            console.line(f"{args.make_token} {token}")
+        stream, _, group = args.make_token.partition("/")
+        value = {"stream": stream, "group": group, "token": token}
+        console.answer(value, f"{args.make_token} {token}", as_json=args.json)
         return 0
     with needed("starlette", "penstock gateway"):
         import starlette  # noqa: F401

@@ -130,10 +130,9 @@ def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Co
     first = _first_epoch(client, stream, args.epoch)
     _refuse_living(client, stream, args.name, "stop it first: it would be handed again what it is training on")
     reset_group(client, stream, args.name, first)
-    if args.json:
-        console.json({"stream": stream.name, "group": args.name, "first_epoch": first})
-    else:
-        console.line(f"group {args.name!r} of {stream.name!r} reads again from epoch {first} on")
+    value = {"stream": stream.name, "group": args.name, "first_epoch": first}
+    text = f"group {args.name!r} of {stream.name!r} reads again from epoch {first} on"
+    console.answer(value, text, as_json=args.json)
     return 0
 
 

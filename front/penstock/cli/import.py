@@ -54,14 +54,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
             budget_bytes=args.budget, retention=args.retention, notify=console.notice,
             progress=shown(bars, "import"),
         )  # fmt: skip
-    if args.json:
-        console.json(
-            {
-                "stream": done.stream, "epochs": list(done.new), "kept": list(done.kept), "samples": done.samples,
-                "bytes": done.nbytes,
-            }
-        )  # fmt: skip
-        return 0
+    value = {
+        "stream": done.stream, "epochs": list(done.new), "kept": list(done.kept), "samples": done.samples,
+        "bytes": done.nbytes,
+    }  # fmt: skip
     size = f"{done.samples} samples, {readable_bytes(done.nbytes)}"
-    console.line(f"stream {done.stream!r}: {listed(done.new)}{there_before(done.kept)}; in all {size}")
+    text = f"stream {done.stream!r}: {listed(done.new)}{there_before(done.kept)}; in all {size}"
+    console.answer(value, text, as_json=args.json)
     return 0

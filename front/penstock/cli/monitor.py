@@ -152,10 +152,7 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
     token = new_token()
     with bound("127.0.0.1", args.port, _PATIENCE_S) as listening:
         address = f"{address_of(listening, '127.0.0.1')}/#{token}"
-        if args.json:
-            console.json({"url": address})
-        else:
-            console.line(f"the monitor is at {address}; Ctrl-C ends it")
+        console.answer({"url": address}, f"the monitor is at {address}; Ctrl-C ends it", as_json=args.json)
         serve(monitor_app(url_of(args), looks, args.every, token), listening, _PATIENCE_S)
     return 0
 

@@ -100,11 +100,9 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
                     view.update(look)
     except KeyboardInterrupt:
         console.notice("stopped; the same command goes on from there, and takes no file twice")
-    result = {"stream": plan.stream, "epochs": watch.epochs, "files": watch.files}
-    if args.json:
-        console.json(result)
-    else:
-        console.line(f"watched {source.path}: {watch.files} new files, {watch.epochs} new epochs of {plan.stream!r}")
+    value = {"stream": plan.stream, "epochs": watch.epochs, "files": watch.files}
+    text = f"watched {source.path}: {watch.files} new files, {watch.epochs} new epochs of {plan.stream!r}"
+    console.answer(value, text, as_json=args.json)
     return 0 if args.epochs is not None and watch.epochs >= args.epochs else 130
 
 
