@@ -360,7 +360,7 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
         case "dataset":
             return given("name", "transform")
         case "generator":
-            pairs = dict(_pair(text) for text in args.pair) or None
+            pairs = dict(_named(text, "--pair", "TENSOR=module:attribute") for text in args.pair) or None
             return {**given("name", "batched", "limit", "transform", "endless"), "pairs": pairs}
         case "tar":
             fields = dict(_named(text, "--field") for text in args.field) or None
@@ -386,13 +386,6 @@ def _unlabelled(args: argparse.Namespace) -> str:
     if args.skip_unlabelled and not args.labels:
         raise WrongUsage("--skip-unlabelled says what is done with images that a table does not name: add --labels")
     return "skip" if args.skip_unlabelled else "refuse"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    tensor, sign, name = text.partition("=")
-    if not sign:
-        raise WrongUsage(f"--pair {text!r}: write TENSOR=module:attribute")
-    return tensor, name
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -584,10 +577,10 @@ def _stem(path: str) -> str:
     return path.rpartition("/")[2].removesuffix(".npy")
 
 
-def _named(text: str, option: str) -> tuple[str, str]:
+def _named(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise WrongUsage(f"{option} {text!r}: write NAME=VALUE")
+        raise WrongUsage(f"{option} {text!r}: write {form}")
     return name, value
 
 
