@@ -88,7 +88,7 @@ def parse_info(head: bytes) -> SegmentInfo:
             str(value["stream"]), str(value["name"]), int(value["epoch"]), int(value["partition"]),
             str(value["token"]), Spec.from_json(value["spec"]),
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BadSegment(f"the head says {error}") from None
     if not (STREAM_ID.match(info.stream) and 0 <= info.epoch <= MAX_NUMBER and NAME.match(info.file)):
         raise BadSegment("the head names no stream, epoch or token")

@@ -176,7 +176,7 @@ def _typed(cells: list[str], name: str, file: str) -> list[Any]:
     if all(cell.lstrip().startswith("[") for cell in cells):
         try:
             return [json.loads(cell) for cell in cells]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SourceError(f"{file}: {name!r} holds a list that is not JSON: {error}") from error
     return list(cells)
 

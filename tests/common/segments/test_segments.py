@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from penstock_common.errors import BadEntry, BadOption, BadSegment, SegmentGone, SegmentsUnseen
 from penstock_common.segments import reader as readers
@@ -213,6 +214,17 @@ def test_a_head_that_lies_is_no_segment() -> None:
     for damaged in (b"", head[:20], b"x" + head[1:], head[:30] + b"!" + head[31:], head[:8] + b"\x02" + head[9:]):
         with pytest.raises(BadSegment):
             parse_info(damaged)
+
+
+@pytest.mark.parametrize("text", [b"[" * 10_000, b'{"stream": "s", "name": "n", "epoch": 1e999}', b"[]", b"1"])
+def test_a_head_of_any_json_is_no_segment(text: bytes) -> None:
+    """The files of an export may come from anywhere, and a head of deep lists ended its reader with RecursionError."""
+    from penstock_common.wire import segment
+
+    digest = xxhash.xxh3_64_intdigest(text)
+    head = segment._FILE.pack(segment.FILE_MAGIC, segment.SEGMENT_VERSION, len(text), digest) + text
+    with pytest.raises(BadSegment, match="the head says"):
+        parse_info(head.ljust(segment.info_bytes(head), b"\0"))
 
 
 # --- who may write or read what, and when -----------------------------------------------------------------------------

@@ -132,6 +132,7 @@ def test_unlabelled_images_are_refused_or_skipped(pictures: Path) -> None:
         ("file,y\na.png,1,2\n", ".csv", "row 2: found"),
         ("file,x\na.png,1\nb.png,1\nsub/c.png,1\n", ".csv", "'x' is the image itself"),
         ('file,y\na.png,"[1, 2]"\nb.png,"[1"\nsub/c.png,[]', ".csv", "'y' holds a list that is not JSON"),
+        (f"file,y\na.png,{'[' * 5000}\n", ".csv", "'y' holds a list that is not JSON: maximum recursion depth"),
         ('{"file": "a.png"', ".jsonl", "line 1 is not JSON"),
         ('{"name": "a.png"}', ".jsonl", 'line 1: found {"name": "a.png"}; expected an object like {"file": "a.jpg"'),
         ("1", ".jsonl", "line 1: found 1; expected an object"),
