@@ -32,7 +32,7 @@ class PixelsConfig(_Config):
     flip: bool = False
     """Whether half of the images, at random, are mirrored left to right."""
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
-    """The most pixels. Larger images are refused before they are decoded.
+    """The most pixels, of a file and after resizing. Larger images are refused before they are decoded.
 
     Pillow itself warns above the default and refuses images above the bound.
     """

@@ -134,14 +134,14 @@ class Decoder:
         except Exception as error:
             raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
         if self.options.resize:
-            height, width = self._target(height, width)
+            height, width = self._target(height, width, key)
         return (*(_pair(self.options.random_crop) or _pair(self.options.crop) or (height, width)), self.channels)
 
     def _pixels(self, image: Image.Image, key: str, rng: np.random.Generator | None) -> NDArray[Any]:
         if image.format not in _DRAFTED:
             image.load()  # before the orientation is read, which a PNG may hold after the pixels
         width, height = _upright_size(image)
-        target, box = self._target(height, width), (0.0, 0.0, float(width), float(height))
+        target, box = self._target(height, width, key), (0.0, 0.0, float(width), float(height))
         if self.options.random_crop:
             assert rng is not None, "random crops need a generator"
             box = random_box(height, width, rng)
@@ -158,7 +158,21 @@ class Decoder:
                 f"{key}: {image.width} x {image.height} pixels; at most {self.options.max_pixels} are decoded"
             )
 
-    def _target(self, height: int, width: int) -> tuple[int, int]:
+    def _target(self, height: int, width: int, key: str) -> tuple[int, int]:
+        """Return height and width after resizing.
+
+        Raises:
+            SampleError: They are too many pixels. With ``resize=256``, a picture of 4000 x 1 would take a gigabyte.
+        """
+        target = self._wanted(height, width)
+        if math.prod(target) > self.options.max_pixels:
+            raise SampleError(
+                f"{key}: {width} x {height} pixels would be resized to {target[1]} x {target[0]}; at most "
+                f"{self.options.max_pixels} are made"
+            )
+        return target
+
+    def _wanted(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing. The longer side is rounded down, as torchvision does."""
         if self.options.random_crop:
             return _pair(self.options.random_crop) or (height, width)

@@ -307,6 +307,27 @@ def test_images_too_large_are_refused_before_they_are_decoded() -> None:
         decoded(encoded(Image.new("L", (8, 8)), "PNG"), max_pixels=63)
 
 
+@pytest.mark.parametrize("size", [(4000, 1), (1, 4000)])
+def test_a_picture_of_one_row_is_refused_before_it_is_resized(size: tuple[int, int]) -> None:
+    """A PNG of 92 bytes had the shorter side made 256 pixels, and took a gigabyte of a worker's memory."""
+    data = encoded(Image.new("RGB", size), "PNG")
+    large = " x ".join(str(256 * side) for side in size)
+    reason = f"{size[0]} x {size[1]} pixels would be resized to {large}; at most 89478485 are made"
+    with pytest.raises(SampleError, match=reason):
+        decoded(data, resize=256, crop=224)
+    with pytest.raises(SampleError, match=reason):
+        Decoder(PixelsConfig(resize=256)).measure(data, "a/b.img")
+    with pytest.raises(SampleError, match="resized to 65536 x 65536"):
+        decoded(data, resize=(65_536, 65_536))
+    with pytest.raises(SampleError, match="resized to 8 x 8; at most 63"):
+        decoded(encoded(Image.new("RGB", (4, 4)), "PNG"), resize=8, max_pixels=63)
+
+
+def test_a_long_panorama_is_resized() -> None:
+    """A strip of forty to one is a picture, not an attack."""
+    assert decoded(encoded(Image.new("RGB", (8000, 200)), "PNG"), resize=256, crop=224).shape == (224, 224, 3)
+
+
 @pytest.mark.parametrize("form", [*FORMATS, "ICO"])
 def test_a_file_cut_anywhere_names_the_sample_or_is_whole(form: str) -> None:
     """Half-copied files are the commonest damage: never another exception, never half-grey pixels."""
