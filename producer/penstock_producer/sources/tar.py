@@ -9,10 +9,11 @@ from __future__ import annotations
 import glob
 import io
 import json
+import math
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -201,29 +202,34 @@ def _tars(given: str) -> Iterator[tuple[Path, str]]:
         yield path / name, name
 
 
-_BRACES = re.compile(r"\{(?:([0-9]+)\.\.([0-9]+)|([^{},]*(?:,[^{},]*)+))\}")
+_BRACES = re.compile(r"\{(?:([0-9]{1,18})\.\.([0-9]{1,18})|([^{},]*(?:,[^{},]*)+))\}")
 _MOST_NAMES = 1 << 20
+"""The most names that the braces of a pattern stand for. The largest data sets of images have some 250,000 tars."""
 
 
 def matches(pattern: str) -> list[str]:
     """Return the files of a pattern: braces as in a shell and webdataset, and then ``*``, ``?``, ``[...]`` and ``**``.
 
+    Each name is looked for as soon as it is made, so a pattern without files costs one look.
+
     Raises:
-        SourceError: a name has no file, or nothing matches.
+        SourceError: a name has no file, nothing matches, or there are too many names.
 
     Example:
         >>> matches("tars/train-{0000..0001}.tar")
         ['tars/train-0000.tar', 'tars/train-0001.tar']
     """
-    names = list(_expanded(pattern))
-    found: list[str] = []
-    for name in names:
+    count = math.prod(_choices(braces)[0] for braces in _BRACES.finditer(pattern))
+    found: dict[str, None] = {}
+    for number, name in enumerate(_expanded(pattern), 1):
+        if max(number, count) > _MOST_NAMES:  # braces within braces are more names than the product
+            raise SourceError(f"{shown(pattern)} is over {_MOST_NAMES} names; give a folder, or shorter ranges")
         some = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - a pattern may begin with /
         if not some:
-            among = "" if names == [pattern] else f", one of the {len(names)} names of {shown(pattern)}"
+            among = "" if name == pattern else f", one of the {count} names of {shown(pattern)}"
             raise SourceError(f"no tars at {shown(name)}{among}: found nothing there; see which there are by ls")
-        found += [each for each in some if each not in found]
-    return found
+        found.update(dict.fromkeys(some))
+    return list(found)
 
 
 def _expanded(pattern: str) -> Iterator[str]:
@@ -231,20 +237,23 @@ def _expanded(pattern: str) -> Iterator[str]:
     if braces is None:
         yield pattern
         return
-    first, last, listed = braces.groups()
-    parts = listed.split(",") if listed is not None else _counted(first, last)
-    for part in parts:
+    for part in _choices(braces)[1]:
         yield from _expanded(f"{pattern[: braces.start()]}{part}{pattern[braces.end() :]}")
 
 
-def _counted(first: str, last: str) -> list[str]:
-    """Return the numbers of ``{first..last}``, padded with zeros where one of the two is."""
+def _choices(braces: re.Match[str]) -> tuple[int, Iterable[str]]:
+    """Return how many strings a pair of braces stands for, and the strings.
+
+    The numbers of ``{first..last}`` are padded with zeros where one of the two is.
+    """
+    first, last, listed = braces.groups()
+    if listed is not None:
+        parts = listed.split(",")
+        return len(parts), parts
     low, high = int(first), int(last)
-    if abs(high - low) >= _MOST_NAMES:
-        raise SourceError(f"{{{first}..{last}}} is over {_MOST_NAMES} names; give a folder, or a shorter range")
     width = max(len(first), len(last)) if str(low) != first or str(high) != last else 0
     step = 1 if high >= low else -1
-    return [f"{number:0{width}d}" for number in range(low, high + step, step)]
+    return abs(high - low) + 1, (f"{number:0{width}d}" for number in range(low, high + step, step))
 
 
 IMAGES = tuple(extension[1:] for extension in EXTENSIONS)

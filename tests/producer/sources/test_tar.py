@@ -10,6 +10,7 @@ import sys
 import tarfile
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import pytest
 from PIL import Image
 
 from penstock_common.errors import SampleError, SourceError
+from penstock_producer.sources import tar as tars
 from penstock_producer.sources import tar_index
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
+from penstock_producer.sources.tar import matches
 from penstock_producer.sources.tar_index import TarContents, scan, split_name
 from tests.contracts.source import SourceContract, digest, in_fork, read
 
@@ -144,13 +147,35 @@ def test_a_pattern_names_tars_as_webdataset_does(pattern: str, keys: list[str], 
     [
         ("train-{0..3}.tar", "no tars at .*train-2.tar, one of the 4 names of .*: found nothing there"),
         ("val-*.tar", r"no tars at .*val-\*.tar: found nothing there"),
-        ("train-{0..99999999}.tar", "{0..99999999} is over 1048576 names"),
+        ("train-{0..99999999}.tar", "train-{0..99999999}.tar is over 1048576 names; give a folder, or shorter ranges"),
+        ("train-{0..1999}{0..999}.tar", "train-{0..1999}{0..999}.tar is over 1048576 names"),
     ],
 )
 def test_a_pattern_without_a_tar_says_which_is_missing(pattern: str, message: str, shards: Path) -> None:
     """A shard that is left out in silence is a smaller training set."""
     with pytest.raises(SourceError, match=message):
         opened(TarConfig(path=f"{shards}/{pattern}"))
+
+
+def test_a_pattern_of_many_tars_makes_no_name_beyond_the_first_that_is_missing(shards: Path) -> None:
+    """A forged job may name a million files that are nowhere. Their names took a hundred megabytes of a worker."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match=r"no tars at .*/00\.tar, one of the 1000000 names of"):
+            matches(f"{shards}/{{0..999}}{{0..999}}.tar")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_of_braces_within_braces_are_bounded(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level doubles the names, so a short pattern may be any number of them."""
+    monkeypatch.setattr(tars, "_MOST_NAMES", 16)
+    nested = "{train-0,{train-0,{train-0,{train-0,train-1}}}}"
+    assert matches(f"{shards}/{nested}.tar") == [f"{shards}/train-0.tar", f"{shards}/train-1.tar"]
+    monkeypatch.setattr(tars, "_MOST_NAMES", 15)
+    with pytest.raises(SourceError, match="is over 15 names"):
+        matches(f"{shards}/{nested}.tar")
 
 
 def test_the_order_and_form_of_a_tar_do_not_matter(tmp_path: Path) -> None:
