@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import tarfile
 from collections.abc import Iterator
@@ -123,6 +124,8 @@ def _require_tar(fd: int, path: str) -> None:
 _WITHOUT_DATA = (
     tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE,
 )  # fmt: skip
+_PAX_RECORD = re.compile(rb"([0-9]{1,18}) ")
+"""The beginning of a record in a pax header: its length in bytes, with these digits. More digits are no length."""
 _BEFORE_A_MEMBER = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 """The types of headers whose data describes the member after them."""
 
@@ -145,7 +148,8 @@ def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
             said |= _more(info, os.pread(fd, min(info.size, _MAX_EXTENSION_BYTES), start))
             at = start + _padded(info.size)
             continue
-        size = min(int(said["size"]), _MAX_SIZE) if said.get("size", "").isdecimal() else info.size
+        # 20 digits are above the largest size already, and Python parses no number of 5000
+        size = min(int(said["size"][:20]), _MAX_SIZE) if said.get("size", "").isdecimal() else info.size
         if info.type in tarfile.REGULAR_TYPES:
             yield said.get("path", info.name), TarMember(start, size)
         at = start + (0 if info.type in _WITHOUT_DATA else _padded(size))
@@ -173,14 +177,16 @@ def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     if info.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")}
     said: dict[str, str] = {}
-    while data:
-        length, _, rest = data.partition(b" ")
-        if not length.isdigit() or not len(length) < int(length) <= len(data):
+    at = 0
+    while record := _PAX_RECORD.match(data, at):
+        end = at + int(record[1])
+        if not record.end() <= end <= len(data):
             break
-        name, _, value = rest[: int(length) - len(length) - 1].rstrip(b"\n").partition(b"=")
-        said[name.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        data = data[int(length) :]
-    return {name: said[name] for name in ("path", "size") if name in said}
+        name, _, value = data[record.end() : end].rstrip(b"\n").partition(b"=")
+        if name in (b"path", b"size"):
+            said[name.decode()] = value.decode("utf-8", "surrogateescape")
+        at = end
+    return said
 
 
 _INDEX_VERSION = 2
