@@ -24,13 +24,23 @@ from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
 from penstock.__main__ import main
+from penstock_common.stream.client import connect
 from penstock_producer.jobs import production as productions
+from penstock_producer.jobs import queue as queues
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.queue import FUNCTION, ShardJob, open_queue
-from penstock_producer.jobs.task import META_BYTES, UnreadableField, checked, inflated, readable_meta
+from penstock_producer.jobs.queue import FUNCTION, ShardJob, open_queue, read_notes
+from penstock_producer.jobs.task import (
+    META_BYTES,
+    MOST_VALUES,
+    ShardTask,
+    UnreadableField,
+    checked,
+    inflated,
+    readable_meta,
+)
 from penstock_producer.jobs.watchdog import WorkerDeath, note_crash
 from penstock_producer.jobs.worker import QUEUE
 from tests.producer.made import SAMPLES
@@ -261,6 +271,107 @@ def test_a_bomb_is_refused_before_it_takes_memory(any_url: str, field: str) -> N
             assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES * 3 // 4
         finally:
             tracemalloc.stop()
+
+
+LARGE_BYTES = 8 << 20
+LARGE_JOBS = 24
+
+
+@contextmanager
+def bounded(most_bytes: int) -> Iterator[None]:
+    """The block takes no more memory than this at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def large_jobs(any_url: str) -> list[str]:
+    """Valid jobs of a few kilobytes, each of which holds a long text."""
+    arguments = TASK.model_dump(mode="json") | {"source": {"kind": "0" * LARGE_BYTES}}
+    data = zlib.compress(json.dumps([FUNCTION, None, [], arguments]).encode())
+    assert len(data) < 20_000
+    job_ids = [f"m-{number}" for number in range(LARGE_JOBS)]
+    with redis.Redis.from_url(any_url) as client:
+        for job_id in job_ids:
+            client.hset(f"rq:job:{job_id}", mapping={"data": data, "status": "failed"})
+    return job_ids
+
+
+@pytest.mark.parametrize("look", ["clean", "weed", "failure", "streams", "fetch"])
+def test_valid_jobs_that_inflate_are_never_held_together(any_url: str, large_jobs: list[str], look: str) -> None:
+    """Four megabytes of Redis took gigabytes of each worker and of the producer, which read a thousand jobs at once."""
+    tasks = [TASK.model_copy(update={"shard": shard}) for shard in range(LARGE_JOBS)]
+    dispatcher = Dispatcher(any_url, QUEUE, lambda _: None)
+    looks: dict[str, tuple[str, int, Callable[[], object]]] = {
+        "clean": ("rq:queue:penstock:intermediate", 1, dispatcher.clean),
+        "weed": ("rq:queue:penstock", 8, lambda: dispatcher.weed(tasks)),
+        "failure": ("rq:failed:penstock", 8, lambda: dispatcher.failure(tasks)),
+        "streams": ("rq:queue:penstock", 8, dispatcher.streams),
+        "fetch": ("rq:queue:penstock", 8, lambda: all(dispatcher._queue.fetch_all(large_jobs))),
+    }
+    key, times, ask = looks[look]
+    with redis.Redis.from_url(any_url) as client:
+        if key == "rq:failed:penstock":
+            client.zadd(key, dict.fromkeys(large_jobs, 2e9))
+        else:
+            client.rpush(key, *large_jobs)
+    with bounded(times * LARGE_BYTES):
+        ask()
+    dispatcher.close()
+
+
+def test_a_job_of_many_small_values_is_refused_before_it_is_parsed() -> None:
+    """Python takes sixty bytes and more for an empty object of two characters."""
+    data = json.dumps([FUNCTION, None, [], {"a": "?"}]).encode()
+    few, many = (data.replace(b'"?"', b"[" + b"{}," * number + b"1]") for number in (1000, MOST_VALUES))
+    assert b"{}, {}" in checked({"data": zlib.compress(few)}, FUNCTION)[b"data"]
+    with bounded(6 * len(many)), pytest.raises(UnreadableField, match="holds more than 2097152 values"):
+        checked({"data": zlib.compress(many)}, FUNCTION)
+
+
+def test_a_job_of_a_long_watch_is_read(any_url: str) -> None:
+    """The largest honest jobs name ten thousand files, and must pass each bound."""
+    task = TASK.model_copy(update={"source": {"files": [f"{n:05}" + ", [x]" * 100 for n in range(10_000)]}})
+    dispatcher = Dispatcher(any_url, QUEUE, lambda _: None)
+    dispatcher.enqueue([task])
+    job = dispatcher._queue.fetch(task.job_id)
+    dispatcher.close()
+    assert job is not None
+    assert ShardTask.parse(job.kwargs) == task
+
+
+def test_jobs_are_read_in_parts_that_fit_and_none_is_left_out(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that a program wrote without compression are as large on the server as in a worker."""
+    monkeypatch.setattr(queues, "READ_BYTES", 5000)
+    sizes = {"none": 0, **{f"job{number}": 1000 * number for number in range(1, 9)}}
+    with redis.Redis.from_url(any_url) as client:
+        for job_id, size in sizes.items():
+            data = json.dumps([FUNCTION, None, [], {"a": "0" * size}])
+            client.hset(
+                f"rq:job:{job_id}", mapping={"data": data, "status": "queued", "meta": json.dumps({"at": size})}
+            )
+        found = open_queue(connect(any_url), QUEUE)
+        wanted = ["gone", *sizes, "job1"]
+        assert [(job.id, len(job.kwargs["a"])) for job in found.fetch_all(wanted)] == list(sizes.items())
+        assert list(read_notes(found.connection, ["gone", *sizes])) == [{}, *({"at": size} for size in sizes.values())]
+
+
+def test_a_job_that_cannot_be_read_leaves_the_taken_ones_after_a_minute(any_url: str) -> None:
+    """Nothing would ever remove it, and each worker would look at it every five seconds."""
+    key = "rq:queue:penstock:intermediate"
+    with redis.Redis.from_url(any_url) as client:
+        client.hset("rq:job:forged", mapping={"data": b"[]", "status": "queued"})
+        client.rpush(key, "forged")
+        taken = open_queue(connect(any_url), QUEUE)
+        taken.clean_up()
+        assert client.lrange(key, 0, -1) == [b"forged"], "it may have been taken just now"
+        client.set(f"{key}:first_seen:forged", 1)
+        taken.clean_up()
+        assert not client.exists(key, f"{key}:first_seen:forged", "rq:queue:penstock")
 
 
 def test_a_bomb_within_a_bomb_is_not_inflated() -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -200,30 +200,33 @@ class Dispatcher:
         next look.
         """
         planned = {task.job_id: task for task in tasks}
-        failed = self._failed(set(planned))
-        forged = [job for job in failed if not _is_as_planned(job, planned[str(job.id)])]
-        self._renew_changed([planned[str(job.id)] for job in forged])
-        unreported = [job for job in failed if not job.has_report(self._key) and job not in forged]
-        for job in unreported:
-            worker, task = str(job.worker_name or ""), planned[str(job.id)]
-            if OWN_WORKER.fullmatch(worker) and job.meta.get("told_by") == worker:
-                self._tell_of_refusal(worker, task, str(job.meta.get("error")))
+        forged: list[ShardTask] = []
+        unreported: list[tuple[ShardTask, str, dict[str, Any]]] = []
+        final: tuple[str, str] | None = None
+        for job in self._failed(set(planned)):  # one at a time, because a forged one may be large
+            task = planned[str(job.id)]
+            if not _is_as_planned(job, task):
+                forged.append(task)
+            elif not job.has_report(self._key):
+                unreported.append((task, str(job.worker_name or ""), job.meta))
+            elif final is None:
+                final = str(job.description), str(job.meta.get("error") or job.why_lost())
+        self._renew_changed(forged)
+        for task, worker, notes in unreported:
+            if OWN_WORKER.fullmatch(worker) and notes.get("told_by") == worker:
+                self._tell_of_refusal(worker, task, str(notes.get("error")))
             else:
                 self._tell_of_stranger(worker, task)
-        self._renew([planned[str(job.id)] for job in unreported])
-        reported = next((job for job in failed if job not in forged and job not in unreported), None)
-        if reported is None:
-            return None
-        return str(reported.description), str(reported.meta.get("error") or reported.why_lost())
+        self._renew([task for task, _, _ in unreported])
+        return final
 
     def _renew(self, tasks: list[ShardTask]) -> None:
         """Queue jobs at the front as they were planned, with Penstock's notes, whatever happened to them."""
         if not tasks:
             return
-        known = [self._queue.fetch(task.job_id) for task in tasks]
         notes = [
-            {} if job is None else {k: v for k, v in job.meta.items() if k not in ("told_by", "signature")}
-            for job in known
+            {name: note for name, note in known.items() if name not in ("told_by", "signature")}
+            for known in read_notes(self._client, [task.job_id for task in tasks])
         ]
         with self._queue.connection.pipeline() as pipe:
             for task in tasks:
@@ -295,9 +298,9 @@ class Dispatcher:
         """Wait no longer than this for a server that is away or silent, from now on."""
         hurry(self._client, patience_s)
 
-    def _failed(self, job_ids: set[str]) -> list[ShardJob]:
+    def _failed(self, job_ids: set[str]) -> Iterator[ShardJob]:
         failed = [job_id for job_id in self._queue.asked(self._queue.failed_ids, self._notify) if job_id in job_ids]
-        return [job for job in self._queue.fetch_all(failed) if job.get_status(refresh=False) == JobStatus.FAILED]
+        return (job for job in self._queue.fetch_all(failed) if job.get_status(refresh=False) == JobStatus.FAILED)
 
     def reports(self, job_ids: Iterable[str]) -> JobReports:
         """Return the sum of what these jobs, and the forgotten ones, have noted so far."""

@@ -64,6 +64,8 @@ TRIES: Final = 3
 """The number of further tries of a command after a key of another type prevented it."""
 JOBS_PAGE: Final = 1000
 """Jobs that are read at once. Any number may be listed, and each request is a round trip."""
+READ_BYTES: Final = 8 << 20
+"""Bytes of jobs that are read at once, as they lie on the server. A job that is larger is read alone."""
 ABANDONED: Final = "its worker was not heard of any more"
 """The reason why a job of a silent host is returned."""
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -71,6 +73,9 @@ MOST_REFUSED: Final = 1000
 """The number of refused jobs that a process remembers having reported."""
 
 T = TypeVar("T")
+
+_Lengths: TypeAlias = tuple[str, dict[str, int]]
+"""A job's key, and the length of each field there."""
 
 Check: TypeAlias = Callable[[ShardTask], bool | None]
 """A check that raises for a task that may not be done, and returns False for one that other workers may do."""
@@ -194,21 +199,7 @@ class ShardJob(Job):
 
     def refresh(self) -> None:
         """Read the job. Raises NoSuchJobError if there is none that may run."""
-        self.restore(_read(self.connection, [self.key])[0])
-
-    @classmethod
-    def fetch_many(cls, job_ids: Iterable[str], connection: Any, serializer: Any = None) -> list[Job | None]:
-        """Return these jobs, with None for each that is not there or may not run."""
-        wanted = list(job_ids)
-        jobs: list[Job | None] = []
-        for job_id, raw in zip(wanted, _read(connection, [cls.key_for(each) for each in wanted]), strict=True):
-            job = cls(job_id, connection=connection, serializer=serializer)
-            with suppress(NoSuchJobError):
-                job.restore(raw)
-                jobs.append(job)
-                continue
-            jobs.append(None)
-        return jobs
+        self.restore(next(_read(self.connection, [self.key])))
 
     def restore(self, raw_data: Any) -> Any:
         """Take over what the server answers. Raises NoSuchJobError for a foreign job, so that rq skips it."""
@@ -353,15 +344,28 @@ class ShardQueue(Queue):
         return next(self.fetch_all([job_id]), None)
 
     def fetch_all(self, job_ids: Iterable[str]) -> Iterator[ShardJob]:
-        """Yield each of these jobs that exists and can be read, once, with few round trips."""
+        """Yield each of these jobs that exists and can be read, once, with few round trips.
+
+        A job is restored when it is its turn, because a small one may become large. Use it before you take the next.
+        """
+        there = self._existing(job_ids)
+        for job_id, raw in zip(there, _read(self.connection, list(map(Job.key_for, there))), strict=True):
+            job = ShardJob(job_id, connection=self.connection, serializer=JSONSerializer)
+            try:
+                job.restore(raw)
+            except NoSuchJobError:
+                continue
+            yield job
+
+    def _existing(self, job_ids: Iterable[str]) -> list[str]:
+        """Return the ids of those of these jobs that exist, each once."""
+        there: list[str] = []
         for page in _pages(list(dict.fromkeys(job_ids))):
             with self._server.pipeline(transaction=False) as pipe:
                 for job_id in page:
                     pipe.exists(Job.key_for(job_id))
-                there = [job_id for job_id, is_there in zip(page, pipe.execute(), strict=True) if is_there]
-            for job in ShardJob.fetch_many(there, connection=self.connection, serializer=JSONSerializer):
-                if isinstance(job, ShardJob):
-                    yield job
+                there += [job_id for job_id, is_there in zip(page, pipe.execute(), strict=True) if is_there]
+        return there
 
     def clean_up(self) -> None:
         """Return jobs of workers that are silent or died as they took one, and forget what has expired."""
@@ -401,7 +405,7 @@ class ShardQueue(Queue):
         taken = IntermediateQueue(self.key, connection=self.connection)
         running = {job_id for job_id, _ in self.started()}
         entries = [(_job_id_of(entry), entry) for entry in self._server.lrange(taken.key, 0, -1)]
-        waiting = {str(job.id) for job in self.fetch_all(each for each, _ in entries if each and each not in running)}
+        waiting = set(self._existing(each for each, _ in entries if each and each not in running))
         with self._server.pipeline(transaction=False) as pipe:
             for job_id, entry in entries:
                 if job_id not in running and job_id not in waiting:
@@ -416,9 +420,11 @@ class ShardQueue(Queue):
                 self._server.delete(taken.get_first_seen_key(job_id))  # not rq's time: the job counts as seen now
                 continue
             if is_stuck:
+                is_readable = self.fetch(job_id) is not None
                 with self._server.pipeline() as pipe:
                     pipe.lrem(taken.key, 0, job_id)
-                    pipe.lpush(self.key, job_id)
+                    if is_readable:
+                        pipe.lpush(self.key, job_id)
                     pipe.delete(taken.get_first_seen_key(job_id))
                     pipe.execute()
 
@@ -510,36 +516,58 @@ def _pair_of(member: bytes) -> tuple[str, str] | None:
     return None if job_id is None or execution_id is None else (job_id, execution_id)
 
 
-def read_notes(connection: Any, job_ids: Iterable[str]) -> list[dict[str, Any]]:
-    """Return what Penstock noted in each job; {} where there is no job, or no note that can be read."""
-    found = _read(connection, [Job.key_for(job_id) for job_id in job_ids], {"meta": LIMITS["meta"]})
-    return [readable_meta(fields.get("meta")) for fields in found]
+def read_notes(connection: Any, job_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield what Penstock noted in each job; {} where there is no job, or no note that can be read."""
+    for fields in _read(connection, list(map(Job.key_for, job_ids)), {"meta": LIMITS["meta"]}):
+        yield readable_meta(fields.get("meta"))
 
 
-def _read(connection: Any, keys: Sequence[str], limits: Mapping[str, int] = LIMITS) -> list[dict[str, bytes | None]]:
-    """Read the fields that jobs are made of.
+def _read(
+    connection: Any, keys: Sequence[str], limits: Mapping[str, int] = LIMITS
+) -> Iterator[dict[str, bytes | None]]:
+    """Yield the fields that jobs are made of, in the order of their keys, and read little more ahead than one job.
 
     A field that is too long to be read is None, and a key that is no hash gives {}.
     """
+    for page in _pages(keys):
+        with connection.pipeline(transaction=False) as pipe:
+            for key in page:
+                for name in limits:
+                    pipe.hstrlen(key, name)
+            sizes = iter([_answer(answer) or 0 for answer in pipe.execute(raise_on_error=False)])
+        lengths = [(key, {name: next(sizes) for name in limits}) for key in page]
+        for part in _parts(lengths, limits):
+            yield from _read_fields(connection, part, limits)
+
+
+def _parts(lengths: Sequence[_Lengths], limits: Mapping[str, int]) -> Iterator[list[_Lengths]]:
+    """Yield parts of a page that are no larger than ``READ_BYTES``, if they are more than one job."""
+    part: list[_Lengths] = []
+    nbytes = 0
+    for key, found in lengths:
+        size = sum(length for name, length in found.items() if length <= limits[name])
+        if part and nbytes + size > READ_BYTES:
+            yield part
+            part, nbytes = [], 0
+        part.append((key, found))
+        nbytes += size
+    if part:
+        yield part
+
+
+def _read_fields(
+    connection: Any, part: Sequence[_Lengths], limits: Mapping[str, int]
+) -> Iterator[dict[str, bytes | None]]:
+    wanted = [[name for name, length in found.items() if 0 < length <= limits[name]] for _, found in part]
     with connection.pipeline(transaction=False) as pipe:
-        for key in keys:
-            for name in limits:
-                pipe.hstrlen(key, name)
-        sizes = [_answer(answer) or 0 for answer in pipe.execute(raise_on_error=False)]
-        lengths = [
-            dict(zip(limits, sizes[at : at + len(limits)], strict=True)) for at in range(0, len(sizes), len(limits))
-        ]
-        wanted = [[name for name, most in limits.items() if 0 < found[name] <= most] for found in lengths]
-        for key, names in zip(keys, wanted, strict=True):
+        for (key, _), names in zip(part, wanted, strict=True):
             pipe.hmget(key, names or ["none"])
         values = [_answer(answer) or [] for answer in pipe.execute(raise_on_error=False)]
-    return [
-        {
-            **{name: None for name, most in limits.items() if found[name] > most},
+    for (_, found), names, held in zip(part, wanted, values, strict=True):
+        yield {
+            **{name: None for name, length in found.items() if length > limits[name]},
             **{name: value for name, value in zip(names, held, strict=False) if value is not None},
         }
-        for found, names, held in zip(lengths, wanted, values, strict=True)
-    ]
 
 
 def _answer(answer: Any) -> Any:

@@ -82,6 +82,8 @@ def job_id(manifest_id: str, shard: int) -> str:
 DATA_BYTES: Final = 64 << 20
 """The most bytes of a job's arguments, inflated. A watched epoch of 10,000 files with long names has a tenth of this.
 """
+MOST_VALUES: Final = 1 << 21
+"""The most values in a job's arguments. Python takes some 100 bytes for each, and two characters may make one."""
 META_BYTES: Final = 1 << 20
 FIELD_BYTES: Final = 4096
 SHOWN_CHARACTERS: Final = 80
@@ -170,6 +172,8 @@ def shown(value: bytes | str) -> str:
 
 
 def _call(data: bytes, function: str) -> list[Any]:
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise UnreadableField(f"its data holds more than {MOST_VALUES} values")
     try:
         call = json.loads(data)
     except (ValueError, RecursionError):
