@@ -6,7 +6,9 @@ Several files of one tensor follow each other; several tensors make one sample.
 from __future__ import annotations
 
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -145,6 +147,12 @@ def _mapped(path: str) -> NDArray[Any]:
     return array
 
 
+_UNREADABLE = (
+    OSError, ValueError, EOFError, MemoryError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
+"""The errors of numpy and of the modules for zips at a damaged archive, or at one of an unknown kind."""
+
+
 def _unpacked(path: str) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz, mapped where they are stored and read into memory where they are compressed."""
     try:
@@ -156,7 +164,7 @@ def _unpacked(path: str) -> dict[str, NDArray[Any]]:
                 for member in archive.infolist()
                 if member.filename.endswith(".npy")
             }
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise SourceError(f"{path} is not a readable .npz: {why_unread(error)}") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,41 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, files: dict[str, 
     with pytest.raises(SourceError, match=message) as caught:
         opened(ArraysConfig(columns=columns))
     assert "\n" not in str(caught.value)
+
+
+def claiming(rows: int, body: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """An .npz whose header names this number of rows."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive, archive.open("x.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": (rows,)})
+        member.write(body)
+    return out.getvalue()
+
+
+WHOLE = claiming(10_000, bytes(10_000))
+CENTRAL = WHOLE.rindex(b"PK\x01\x02")
+STORED = claiming(3, b"abc", zipfile.ZIP_STORED)
+PLACE = STORED.rindex(b"PK\x01\x02") + 42
+"""The place of the offset of the member's header."""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (claiming(10**15, b"abc"), "Unable to allocate"),
+        (WHOLE[:60] + b"\xff" * 20 + WHOLE[80:], "Error -3 while decompressing data"),
+        (WHOLE[: CENTRAL + 10] + b"\x63\0" + WHOLE[CENTRAL + 12 :], "compression method is not supported"),
+        (WHOLE[: CENTRAL + 8] + b"\x01" + WHOLE[CENTRAL + 9 :], "encrypted"),
+        (STORED[:PLACE] + b"\xff\xff\0\0" + STORED[PLACE + 4 :], "unpack requires"),
+    ],
+    ids=["more rows than memory", "damaged", "unknown compression", "encrypted", "a header beyond the end"],
+)
+def test_an_archive_that_is_no_whole_one_is_refused_by_name(tmp_path: Path, data: bytes, message: str) -> None:
+    """The errors of zipfile and zlib name no file, and ended the command with a traceback."""
+    path = tmp_path / "a.npz"
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=f"a.npz is not a readable .npz: .*{message}"):
+        opened(ArraysConfig(archives=(str(path),)))
 
 
 def test_files_of_one_tensor_must_agree(tmp_path: Path) -> None:
