@@ -106,6 +106,8 @@ class SlotMap:
         masters: list[Address | None] = [None] * SLOTS
         nodes: list[Address] = []
         for first, last, master, *replicas in answer:
+            if not 0 <= int(first) <= int(last) < SLOTS:  # a list of that many addresses would take all memory
+                raise foreign.InvalidResponse(f"slots {first} to {last}, expected some of 0 to {SLOTS - 1}")
             there = [self._address(node, asked) for node in (master, *replicas)]
             masters[int(first) : int(last) + 1] = [there[0]] * (int(last) - int(first) + 1)
             nodes += there

@@ -9,6 +9,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,27 @@ class TestConnect:
             with pytest.raises(ServerUnavailable, match="does not speak the Redis protocol"):
                 connect(f"redis://127.0.0.1:{web.getsockname()[1]}")
             thread.join()
+
+    @pytest.mark.parametrize("last", [16_384, 10**8, 2**62, -2])
+    def test_a_node_that_names_slots_that_no_cluster_has_is_refused(self, last: int) -> None:
+        """A map with a place for each of them would take all memory of a trainer."""
+        answers = {b"HELLO": b"*2\r\n$4\r\nmode\r\n$7\r\ncluster\r\n"}
+        answers[b"CLUSTER"] = b"*1\r\n*3\r\n:0\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:6379\r\n" % last
+        with socket.create_server(("127.0.0.1", 0)) as node:
+
+            def serve() -> None:
+                with suppress(OSError):
+                    while True:
+                        peer, _ = node.accept()
+                        with peer, peer.makefile("rb") as words:
+                            for line in words:
+                                if line.startswith(b"*"):  # a command, of which the name decides
+                                    words.readline()
+                                    peer.sendall(answers.get(words.readline().strip(), b"+PONG\r\n"))
+
+            threading.Thread(target=serve, daemon=True).start()
+            with pytest.raises(ServerUnavailable, match=f"slots 0 to {last}, expected some of 0 to 16383"):
+                connect(f"redis://127.0.0.1:{node.getsockname()[1]}")
 
     def test_commands_are_never_repeated_silently(self, any_server: EmbeddedServer) -> None:
         """redis-py's default repeats ten times; a repeated XADD is a duplicate."""
