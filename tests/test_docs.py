@@ -27,6 +27,7 @@ from docs.promises import anchor, docstrings, headings, link, promises, with_tab
 from penstock.cli import parser_of
 from penstock_common.server.connection import _FILES_OF_TLS as FILES_OF_TLS
 from penstock_common.server.connection import MEMORY_OPTION, check_url
+from penstock_common.server.pool import CHECKS_NAME
 from penstock_common.server.sentinel import _OWN_LOGIN as SENTINEL_LOGIN
 from penstock_common.settings import _BY_FILE as BY_FILE
 from penstock_common.settings import Settings
@@ -134,7 +135,7 @@ def test_every_option_of_an_address_on_the_page_is_taken() -> None:
         for cells in rows("defaults.md", 4)
         if re.fullmatch("`[a-z_]+`", cells[0])
     }
-    assert set(told) == {"db", MEMORY_OPTION, *FILES_OF_TLS, *SENTINEL_LOGIN}
+    assert set(told) == {"db", MEMORY_OPTION, CHECKS_NAME, *FILES_OF_TLS, *SENTINEL_LOGIN}
     for option, schemes in told.items():
         for scheme in schemes:
             path = {"unix": "/socket"}.get(scheme, "host:6379/service" if "sentinel" in scheme else "host:6379")

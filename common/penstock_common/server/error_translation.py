@@ -162,6 +162,11 @@ def _unreachable(error: BaseException, server: str, *, is_node: bool) -> Penstoc
     plain, secure = ("redis+sentinel://", "rediss+sentinel://") if is_service else ("redis://", "rediss://")
     if "WRONG_VERSION_NUMBER" in text or "UNEXPECTED_EOF" in text:
         return ServerUnavailable(f"no TLS is spoken at {server} ({text}): write {plain} if the server has none")
+    if "certificate is not valid for" in text:
+        return ServerUnavailable(
+            f"the certificate shown at {server} has another name ({text}): write the host as the certificate names it, "
+            "or make one with this name; ?ssl_check_hostname=false in the URL takes any name"
+        )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return ServerUnavailable(
             f"the certificate shown at {server} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 import redis
+
+CHECKS_NAME: Final = "ssl_check_hostname"
+"""The option of an address that says whether a certificate has to name the host."""
 
 
 class ClientPool(redis.ConnectionPool):
@@ -19,6 +23,10 @@ class ClientPool(redis.ConnectionPool):
         self._made: WeakSet[Any] = WeakSet()
         self._made_lock = threading.Lock()
         self._is_closed = False
+        if issubclass(settings.get("connection_class", redis.Connection), redis.SSLConnection):
+            # redis-py 5.3 checks no name by default, and fails at the check of one without a check of the certificate
+            is_any_certificate = settings.get("ssl_cert_reqs", "required") in ("none", None, ssl.CERT_NONE)
+            settings[CHECKS_NAME] = not is_any_certificate and settings.get(CHECKS_NAME, True)
         super().__init__(**settings)
 
     def make_connection(self) -> Any:

@@ -74,13 +74,13 @@ class TlsFront:
                         sink.sendall(data)
 
 
-def made_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, and its key."""
+def made_certificate(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
+    """A self-signed certificate, by default for localhost, and its key."""
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    extension = ["-addext", f"subjectAltName={names}"]
     outputs = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *names, *outputs], check=True, capture_output=True)
+    subprocess.run([*command.split(), *extension, *outputs], check=True, capture_output=True)
     return certificate, key
 
 
@@ -179,6 +179,60 @@ def test_an_untrusted_certificate_names_the_option_that_trusts_it(tls_port: int)
     """Self-signed certificates are usual in private clusters."""
     with pytest.raises(ServerUnavailable, match=r"not trusted .*ssl_ca_certs"):
         connect(f"rediss://localhost:{tls_port}")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("rediss://trainer:secret@localhost:PORT?", "Hostname mismatch"),
+        ("rediss://trainer:secret@127.0.0.1:PORT?", "IP address mismatch"),
+        ("rediss://trainer:secret@localhost:PORT,127.0.0.1:PORT?", "mismatch"),
+        ("rediss+sentinel://trainer:secret@localhost:PORT/feed?sentinel_password=secret&", "Hostname mismatch"),
+    ],
+    ids=["a server", "a server by its number", "nodes", "a Sentinel"],
+)
+def test_a_server_that_shows_a_certificate_of_another_name_receives_no_login(
+    tmp_path: Path, address: str, words: str
+) -> None:
+    """The same CA signs many hosts, and one of them in between must not learn the password."""
+    certificate, key = made_certificate(tmp_path, "DNS:other.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    received: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                with suppress(OSError), context.wrap_socket(plain, server_side=True) as peer:
+                    received.append(peer.recv(4096))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        url = f"{address.replace('PORT', str(listener.getsockname()[1]))}ssl_ca_certs={certificate}"
+        with pytest.raises(ServerUnavailable, match=rf"has another name .*{words}.*ssl_check_hostname=false"):
+            connect(url)
+        assert not any(received)
+        with pytest.raises(ServerUnavailable):  # the listener is no server
+            connect(f"{url}&ssl_check_hostname=false")
+        assert any(b"secret" in some for some in received)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["ssl_ca_certs=CERT&ssl_check_hostname=false", "ssl_cert_reqs=none", "ssl_cert_reqs=none&ssl_check_hostname=true"],
+)
+def test_an_address_may_ask_for_no_check_of_the_name(tmp_path: Path, options: str) -> None:
+    """Some certificates name no host, and without a check of the certificate there is no name to check."""
+    certificate, key = made_certificate(tmp_path, "DNS:other.example")
+    with (
+        EmbeddedServer(password="") as server,
+        closing(TlsFront(server.port, certificate, key)) as front,
+        connect(f"rediss://localhost:{front.port}?{options.replace('CERT', str(certificate))}") as client,
+        closing(open_channel(client)) as channel,
+    ):
+        channel.send([[b"PING"]])
+        assert channel.read() == b"PONG"
 
 
 def test_plain_talk_to_a_tls_port_says_that_tls_may_be_wanted(tls_port: int) -> None:
