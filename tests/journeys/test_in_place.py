@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BudgetFull, PenstockError, ShardMismatch, TooLarge
-from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.folder import NOTES, SegmentFolder
 from penstock_common.segments.mapping import lies_in_memory
-from penstock_common.segments.reader import NOTES
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.payloads import registered_segments, segments_of

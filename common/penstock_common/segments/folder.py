@@ -25,6 +25,10 @@ from penstock_common.wire.segment import SegmentInfo, info_bytes, pack_info, par
 
 MARK = "stream"
 """The name of a file that holds the stream's id: a process that reads it sees the stream's segments."""
+NOTES = f"{MARK}.checked"
+"""The name of the readers' notes on checked blocks."""
+_BESIDE_MARK = re.compile(rf"({re.escape(NOTES)}|{MARK}\.[0-9a-f]{{12}})\Z")
+"""The names of the notes, and of a mark whose writer died before it gave it its name."""
 _FREE = re.compile(r"free-[0-9a-f]{12}\.seg\Z")
 _NEW = re.compile(r"new-[0-9a-f]{12}\.seg\Z")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -390,27 +394,41 @@ class SegmentFolder:
     def remove(self) -> bool:
         """Remove everything, for a stream that is deleted. Files that are being read live until they are closed.
 
+        The server names the folder, so only a mark of this stream makes its files ours. The mark goes last: after an
+        interruption the rest can be removed.
+
         Returns:
-            False if something is left: another user's file, or one that is no segment.
+            False if something is left: another user's file, one that is no segment, or a folder of something else.
         """
         try:
             self._check("", why_not_write)
+            is_ours = read_mark(self.path) == self.stream_id
         except SegmentsUnseen:
             return False
+        except OSError:  # a removal that was interrupted may have left an empty folder
+            is_ours = False
         for _ in range(REMOVALS):  # a writer that does not know of the deletion may make another file
-            marks = [entry.name for entry in self._entries() if entry.name.partition(".")[0] == MARK]
-            for name in (*self.names(), *self.spare(), *self.unfinished()):
-                if not self.give_back(name, keep=False):
-                    with suppress(OSError):
-                        (self.path / name).unlink(missing_ok=True)
-            for name in marks:
-                with suppress(OSError):
-                    (self.path / name).unlink(missing_ok=True)
+            if is_ours:
+                self._empty()
             with suppress(OSError):
                 self.path.rmdir()
             if not self.path.exists():
                 return True
         return False
+
+    def _empty(self) -> None:
+        """Remove every file that Penstock makes in a folder, and the mark if nothing else is left."""
+        for name in (*self.names(), *self.spare(), *self.unfinished()):
+            if not self.give_back(name, keep=False):
+                self._unlink(name)
+        for name in self._list(_BESIDE_MARK):  # not truncated, because readers have the notes in a map
+            self._unlink(name)
+        if [entry.name for entry in self._entries()] == [MARK]:
+            self._unlink(MARK)
+
+    def _unlink(self, name: str) -> None:
+        with suppress(OSError):
+            (self.path / name).unlink(missing_ok=True)
 
 
 # --- the payload setting of a stream ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, BadSegment, PenstockError, SegmentGone
-from penstock_common.segments.folder import MARK, MODE, VIEWS_A_CALL, OpenSegment, open_segment, unreadable
+from penstock_common.segments.folder import MODE, NOTES, VIEWS_A_CALL, OpenSegment, open_segment, unreadable
 from penstock_common.segments.mapping import SegmentMaps, lies_in_memory
 from penstock_common.wire.header import FILE_PAGE, Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
@@ -289,8 +289,6 @@ def _read_all(segment: OpenSegment, views: Sequence[memoryview], at: int, size: 
 
 # --- notes on checked blocks ------------------------------------------------------------------------------------------
 
-NOTES = f"{MARK}.checked"
-"""The file's name. The deletion of a stream removes every file whose name begins with ``stream.``."""
 SLOTS = 1 << 15
 """Notes that are kept, in 256 kB of memory: 32 GB of blocks of 1 MB. A newer note replaces an older one."""
 

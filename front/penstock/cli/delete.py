@@ -66,7 +66,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
             f"{gone.keys} keys"
         )
         if gone.left:
-            console.notice(f"its segments in {gone.left} cannot be removed from here: remove that folder on its host")
+            console.notice(
+                f"its segments in {gone.left} cannot be removed from here, or that folder holds something else: look "
+                "what it holds, and remove it on its host"
+            )
     return 0
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock_common.segments.folder import NOTES
 from penstock_common.segments.mapping import lies_in_memory
-from penstock_common.segments.reader import NOTES, SLOTS, CheckedBlocks
+from penstock_common.segments.reader import SLOTS, CheckedBlocks
 
 HEADER = b'{"v":1,"ref":["0-0-00112233aabb.seg",4096,[24]]}'
 

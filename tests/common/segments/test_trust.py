@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_common.errors import SegmentsUnseen
-from penstock_common.segments.folder import MARK, SegmentFolder, new_token
+from penstock_common.segments.folder import MARK, NOTES, SegmentFolder, new_token
 from penstock_common.segments.permissions import FileUser, PathStep, walk, why_not_read, why_not_write
 from penstock_common.wire.segment import SegmentInfo
 from penstock_common.wire.spec import Spec
@@ -249,3 +249,45 @@ def test_a_pipe_instead_of_a_mark_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(folder.path / MARK)
     with within(20), pytest.raises(SegmentsUnseen, match="no file"):
         folder.require()
+
+
+@pytest.mark.parametrize("mark", ["another's", "none", "a pipe"])
+def test_a_deletion_removes_nothing_from_a_folder_whose_mark_names_another_stream(tmp_path: Path, mark: str) -> None:
+    """A user who may write to the keys of a stream chooses the folder, in which other programs may keep their files."""
+    folder = SegmentFolder(tmp_path, "conf", "d")
+    folder.path.mkdir(0o700)
+    names = {"stream.py", "stream.pem", "stream.checked", "0-0-aabbccddeeff.seg"}
+    for name in names:
+        (folder.path / name).write_text("another's")
+    if mark == "another's":
+        (folder.path / MARK).write_text("another")
+    elif mark == "a pipe":
+        os.mkfifo(folder.path / MARK)
+    before = {path.name for path in folder.path.iterdir()}
+    with within(20):
+        assert not folder.remove()
+    assert {path.name for path in folder.path.iterdir()} == before
+    assert {(folder.path / name).read_text() for name in names} == {"another's"}
+
+
+def test_a_deletion_keeps_files_that_penstock_does_not_make_and_can_be_run_again(tmp_path: Path) -> None:
+    """The mark goes last, because without it the rest would be nobody's for ever."""
+    folder = folder_in(tmp_path)
+    segment_in(folder)
+    folder.give_back(segment_in(folder).name, keep=True)
+    for name in (NOTES, f"{MARK}.{new_token()}", "stream.py", "streams"):
+        (folder.path / name).touch()
+    assert not folder.remove()
+    assert {path.name for path in folder.path.iterdir()} == {MARK, "stream.py", "streams"}
+    for name in ("stream.py", "streams"):
+        (folder.path / name).unlink()
+    assert folder.remove()
+    assert not folder.path.exists()
+
+
+def test_a_deletion_that_was_killed_behind_the_mark_is_ended_by_the_next(tmp_path: Path) -> None:
+    """An empty folder is all that it leaves."""
+    folder = folder_in(tmp_path)
+    (folder.path / MARK).unlink()
+    assert folder.remove()
+    assert not folder.path.exists()
