@@ -41,6 +41,7 @@ MAX_BULK_BYTES: Final = (512 << 20) + 65536
 """The default of proto-max-bulk-len, and some slack. A server that announces more is broken or hostile."""
 
 MAX_ITEMS: Final = 1 << 22
+"""The most items of a reply, those of all its lists together. An item of four bytes takes 64 bytes of memory."""
 MAX_DEPTH: Final = 16
 
 _POSITIONS = 16
@@ -130,6 +131,7 @@ class RespReader:
         self._view = memoryview(self._buf)
         self._pos = self._end = 0
         self._window = BUFFER_BYTES
+        self._items = 0  # of the lists of this reply so far
         self._seen = [(b"?", b"", 0)] * _POSITIONS  # header, name, size of the last field at each position
 
     def reply(self, depth: int = 0) -> Reply:
@@ -147,7 +149,12 @@ class RespReader:
             return self._error(rest)
         if kind == 0x2A and depth < MAX_DEPTH:  # *
             items = _number(rest, MAX_ITEMS)
-            return None if items < 0 else [self.reply(depth + 1) for _ in range(items)]
+            if items < 0:
+                return None
+            self._items = self._items + items if depth else items
+            if self._items > MAX_ITEMS:
+                raise InvalidResponse(f"a reply of {self._items} items, where at most {MAX_ITEMS} is sane")
+            return [self.reply(depth + 1) for _ in range(items)]
         raise _unexpected(line)
 
     def entries(self, sink: EntrySink) -> int | ResponseError:

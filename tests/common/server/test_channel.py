@@ -275,6 +275,7 @@ class TestParser:
             b"\r\n",
             b"%1\r\n",
             b"*1\r\n" * 40,
+            b"*4194304\r\n*1\r\n:1\r\n",
             b"$3\r\nabcdef\r\n",
             b"+" + b"x" * 70_000,
         ],
