@@ -6,12 +6,13 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,43 @@ def test_a_port_in_use_is_named(any_server: EmbeddedServer) -> None:
     """The other server must not be taken for ours."""
     with pytest.raises(ServerUnavailable, match=f"port {any_server.port} on 127.0.0.1 is already in use; choose"):
         EmbeddedServer(port=any_server.port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_another_program_at_the_port_receives_no_password(
+    any_server: EmbeddedServer, tmp_path: Path, host: str
+) -> None:
+    """The password of an append-only file is also that of the next start, and any user of the host can take a port."""
+    received: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with peer:
+                    received.append(peer.recv(4096))
+
+    is_of_ipv6 = ":" in host
+    try:
+        listener = socket.create_server(
+            (host, 0), family=socket.AF_INET6 if is_of_ipv6 else socket.AF_INET, dualstack_ipv6=is_of_ipv6
+        )
+    except (OSError, ValueError):
+        pytest.skip("needs IPv6")
+    with listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        port = listener.getsockname()[1]
+        with pytest.raises(ServerUnavailable, match=f"port {port} on 127.0.0.1 is already in use; choose"):
+            EmbeddedServer(any_server.executable, port=port, appendonly=True, directory=tmp_path)
+    assert (tmp_path / "penstock-password").read_text()
+    assert not any(received)
+
+
+def test_a_server_with_a_log_of_its_own_starts(fresh_server: ServerFactory, tmp_path: Path) -> None:
+    """Its start cannot be read from the log then."""
+    server = fresh_server(extra={"logfile": str(tmp_path / "log"), "loglevel": "warning"})
+    with redis.Redis.from_url(server.url) as client:
+        assert client.ping()
 
 
 def test_settings_the_server_refuses_are_told_in_its_own_words() -> None:

@@ -80,6 +80,10 @@ _PASSWORD_FILE = "penstock-password"  # noqa: S105 - the name of a file
 """The file in the folder of the append-only file that keeps the password, mode 0600."""
 _PASSWORD_BYTES = 32
 _PORT_ATTEMPTS = 20
+_BOUND = re.compile(rb"Server initialized|Ready to accept connections")
+"""The lines of a server's log that follow the binding of its port. It writes the first before it loads its data."""
+_LOG_SETTINGS = {"logfile", "loglevel"}
+"""Settings by which the log may lack these lines."""
 _PORT_TAKEN = re.compile(r"in use|Failed listening", re.IGNORECASE)
 
 
@@ -98,7 +102,8 @@ class EmbeddedServer:
             end).
         password: The password of clients; ``""`` lets in every user of this host. The default is a random one. With
             ``appendonly`` and ``directory`` it is kept there, so that clients survive a restart.
-        extra: Further redis.conf settings, which override all others, ``requirepass`` included.
+        extra: Further redis.conf settings, which override all others, ``requirepass`` included. With ``logfile`` or
+            ``loglevel`` another user who holds the port at the start receives the password.
 
     Raises:
         ServerUnsuitable: No executable was found, or it refuses its settings, or ``directory`` cannot be used.
@@ -229,7 +234,7 @@ class EmbeddedServer:
         for _ in range(1 if port else _PORT_ATTEMPTS):
             self.port = port or _free_port()
             self._launch({**settings, "port": str(self.port)})
-            if self._answers():
+            if self._answers(is_silent=not _LOG_SETTINGS.isdisjoint(settings)):
                 return
             words = self.last_words()
             self._stop()
@@ -256,15 +261,18 @@ class EmbeddedServer:
         with _pipe(self._watcher.stdout) as output:
             self.pid = int(output.readline() or 0)
 
-    def _answers(self) -> bool:
+    def _answers(self, *, is_silent: bool) -> bool:
         """Wait until our process answers. False if it ended.
 
-        Another server may hold the port, so the pids are compared.
+        Another user may hold the port. So it is asked once our process says in its log that it has the port, unless
+        ``is_silent``.
         """
         deadline, wait = time.monotonic() + _START_S, Wait()
         where = f"redis://127.0.0.1:{self.port}, which was just started"
         while self.is_running:
             try:
+                if not is_silent:
+                    self._require_bound()
                 if self._pid_at_port() == self.pid:
                     return True
             except ServerLoading:
@@ -277,6 +285,11 @@ class EmbeddedServer:
                 raise ServerUnavailable(f"{words}; it said: {self.last_words()}")
             time.sleep(0.005)
         return False
+
+    def _require_bound(self) -> None:
+        """Raise OSError until our process says in its log that it has the port."""
+        if _BOUND.search((self._home / "server.log").read_bytes()) is None:
+            raise ConnectionRefusedError(f"port {self.port} may be another process's")
 
     def _pid_at_port(self) -> int:
         """Return the pid of the server at the port. Importing redis-py would take longer than the server's start."""
