@@ -2,7 +2,7 @@
 
 A folder is listed once. Links are followed, but not back into a folder above. A zip is read in place: ``zipfile`` reads
 its directory, and ``pread`` its members, because forked processes share the position of a seek. ``decode`` makes pixels
-of the bytes.
+of the bytes. Both kinds sort their files by path, and may be read after a fork and from threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.wire.limits import MAX_FIELD_BYTES
@@ -38,20 +38,6 @@ EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2", ".j2k", ".ico",
 )  # fmt: skip
 """The endings of images, in upper or lower case. Other files are ignored and counted."""
-
-
-class ImageFiles(Protocol):
-    """The images of a folder or an archive, sorted by path. They may be read after a fork and from threads."""
-
-    files: list[SourceFile]
-    passed_over: Counter[str]
-    """The number of ignored files by the ending of their names."""
-
-    def read(self, index: int) -> bytes:
-        """Return the bytes of a file. Raises SampleError with its path."""
-
-    def close(self) -> None:
-        """Close what is open."""
 
 
 def images_among(files: Iterable[SourceFile]) -> tuple[list[SourceFile], Counter[str]]:

@@ -16,7 +16,7 @@ from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, shown
-from penstock_producer.sources.image_files import ImageFiles, ImageFolder, ImageZip
+from penstock_producer.sources.image_files import ImageFolder, ImageZip
 from penstock_producer.sources.labels import Labels, from_file, from_folders, from_function
 from penstock_producer.sources.protocol import Sample
 
@@ -35,7 +35,9 @@ class ImagesSource:
 
     def __init__(self, config: ImagesConfig) -> None:
         is_zip = config.path.lower().endswith(".zip")
-        self._files: ImageFiles = ImageZip(config.path) if is_zip else ImageFolder(config.path, config.files)
+        self._files: ImageFolder | ImageZip = (
+            ImageZip(config.path) if is_zip else ImageFolder(config.path, config.files)
+        )
         paths = [file.path for file in self._files.files]
         self._labels = _labels(config, paths)
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
