@@ -22,6 +22,7 @@ from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.config import ArraysConfig
 from penstock_producer.sources.files import SourceFile, fingerprint, member_start, shown
 from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.order import part_at
 from penstock_producer.sources.protocol import Sample
 
 _TEXT = "US"
@@ -59,8 +60,8 @@ class ArrayColumn:
 
     def __getitem__(self, index: int) -> Any:
         """Return a copy of a row, because transforms may change it in place."""
-        part = int(np.searchsorted(self._ends, index, side="right"))
-        return np.array(self._parts[part][index - int(self._ends[part])])
+        part, row = part_at(self._ends, index)
+        return np.array(self._parts[part][row])
 
     @property
     def values(self) -> NDArray[Any]:

@@ -23,6 +23,7 @@ from penstock_producer.sources.order import (
     Indices,
     apportion,
     blend,
+    part_at,
     part_seed,
     walk,
 )
@@ -222,10 +223,6 @@ class WeightedSource:
                 chosen.append(start + walk(len(part), epoch * count, count, own, shuffle))
         return blend(chosen, seed, epoch, shuffle)
 
-    def _at(self, index: int) -> tuple[int, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, index - (int(self._ends[number - 1]) if number else 0)
-
     @cached_property
     def spec(self) -> SpecLike | None:
         """Return the spec that all parts have in common, or None where a part declares none.
@@ -244,12 +241,12 @@ class WeightedSource:
 
     def key(self, index: int) -> str:
         """Return the part's number and its name of the sample, such as ``1/cat/0012.jpg``."""
-        number, own = self._at(index)
+        number, own = part_at(self._ends, index)
         return f"{number}/{self.parts[number].key(own)}"
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """Return one sample of its part."""
-        number, own = self._at(index)
+        number, own = part_at(self._ends, index)
         return self.parts[number].read(own, rng)
 
     def close(self) -> None:

@@ -115,6 +115,21 @@ def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Ind
     return even
 
 
+def part_at(ends: NDArray[np.int64], index: int) -> tuple[int, int]:
+    """Return the part that holds an index of several parts in a row, and the index within it.
+
+    Args:
+        ends: the index at which each part ends.
+        index: an index from 0 to the last end.
+
+    Example:
+        >>> part_at(np.array([3, 5]), 4)
+        (1, 1)
+    """
+    part = int(np.searchsorted(ends, index, side="right"))
+    return part, index - (int(ends[part - 1]) if part else 0)
+
+
 def part_seed(seed: int, part: str) -> int:
     """Return a seed for one part, because two parts of one length must not have the same order."""
     return int.from_bytes(hashlib.blake2b(f"{seed}\0{part}".encode(), digest_size=7).digest(), "big")

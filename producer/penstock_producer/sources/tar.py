@@ -30,6 +30,7 @@ from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, folder_of, is_hidden, is_pattern, shown
 from penstock_producer.sources.image_files import EXTENSIONS
 from penstock_producer.sources.items import as_sample
+from penstock_producer.sources.order import part_at
 from penstock_producer.sources.protocol import Sample
 from penstock_producer.sources.tar_index import TarFile
 
@@ -58,8 +59,8 @@ class TarSource:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def _at(self, index: int) -> tuple[TarFile, int]:
-        tar = int(np.searchsorted(self._ends, index, side="right"))
-        return self._tars[tar], index - (int(self._ends[tar - 1]) if tar else 0)
+        tar, number = part_at(self._ends, index)
+        return self._tars[tar], number
 
     def _chosen(self, given: dict[str, str] | None) -> dict[str, str]:
         """Return tensor name -> field, as given, or for every field there is."""
