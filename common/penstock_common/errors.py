@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from typing import Self
 
+from penstock_common.printable import printable
+
 
 class PenstockError(Exception):
     """Base of all errors raised on purpose; the command prints its text as one line and exits with 1."""
+
+    def __str__(self) -> str:
+        """Return the text as one line. It may quote names and words of a server, which must not control a terminal."""
+        return printable(super().__str__())
 
 
 class MissingExtra(PenstockError, ModuleNotFoundError):

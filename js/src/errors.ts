@@ -1,5 +1,14 @@
-/** The errors of this package. Each has the name, and the meaning, of a Python error in `penstock.errors`. */
+import { printable } from "./printable.js";
+
+/**
+ * The errors of this package. Each has the name, and the meaning, of a Python error in `penstock.errors`. A message may
+ * quote names and words of a server, which must not control a terminal.
+ */
 export class PenstockError extends Error {
+  constructor(message = "", options?: ErrorOptions) {
+    super(printable(message), options);
+  }
+
   override get name(): string {
     return this.constructor.name;
   }

@@ -1,4 +1,5 @@
 import { ServerUnavailable, WaitTimeout } from "./errors.js";
+import { printable } from "./printable.js";
 
 /** Takes one line for the user. */
 export type Notify = (line: string) => void;
@@ -17,8 +18,9 @@ function sleep(ms: number): Promise<void> {
 
 /** Write a line to stderr, or to the console of a browser. This is the default of `notify`. */
 export function toStderr(line: string): void {
-  if (typeof process === "undefined") console.warn(`penstock: ${line}`);
-  else process.stderr.write(`penstock: ${line}\n`);
+  const text = `penstock: ${printable(line)}`;
+  if (typeof process === "undefined") console.warn(text);
+  else process.stderr.write(`${text}\n`);
 }
 
 /** Return a clock in milliseconds that no one sets. */

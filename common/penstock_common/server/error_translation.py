@@ -23,7 +23,7 @@ from penstock_common.errors import (
     Unauthorized,
     WritesRefused,
 )
-from penstock_common.printable import readable_server
+from penstock_common.printable import printable, readable_server
 from penstock_common.settings import file_with_login
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
@@ -114,6 +114,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
     # 1. Penstock's own, or not a failure
     if isinstance(error, PenstockError):
         return None
+    _spell_out(error)
     # 2. the server refused this client; redis-py makes these ConnectionErrors, so they come first
     if isinstance(error, foreign.BusyLoadingError):
         return ServerLoading(f"{server_at(server)} is still loading its data: wait until it has, then try again")
@@ -140,6 +141,12 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
             return ServerUnavailable(_half_moved("a slot moves", server), is_said=True)  # it names no slot
         return _refused(error, server)
     return None
+
+
+def _spell_out(error: BaseException) -> None:
+    """Make the server's words in an exception of redis-py printable. A traceback shows it as the cause."""
+    if isinstance(error, foreign.RedisError):
+        error.args = tuple(printable(part) if isinstance(part, str) else part for part in error.args)
 
 
 def _login_advice(server: str) -> str:

@@ -1,3 +1,4 @@
+import { printable } from "../printable.js";
 import { SpareMemory } from "../spare.js";
 
 /** The bytes of small replies that one read may bring. */
@@ -113,7 +114,7 @@ export class RespReader {
     this.#start = next;
     if (kind === 0x3a) this.#push(numberOf(text));
     else if (kind === 0x2b) this.#push(text);
-    else if (kind === 0x2d) this.#push(new ErrorReply(text));
+    else if (kind === 0x2d) this.#push(new ErrorReply(printable(text)));
     else if (kind === 0x2a) this.#parseArray(lengthOf(text, MAX_ITEMS));
     else throw new RangeError(`a reply of RESP2 begins with ${JSON.stringify(String.fromCharCode(kind))}`);
     return true;
