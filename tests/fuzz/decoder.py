@@ -131,8 +131,9 @@ class Hashes:
 
 
 _META = {
-    b"id": STREAM.encode(), b"tags": b'["a"]', b"spec": b"", b"budget_bytes": b"1000000000", b"block_bytes": b"1000000",
-    b"retention": b"budget", b"partitions": b"1", b"v": b"1", b"created_ms": b"0", b"info": b"{}",
+    b"id": STREAM.encode(), b"tags": b'["0123456789ab.0"]', b"spec": b"", b"budget_bytes": b"1000000000",
+    b"block_bytes": b"1000000", b"retention": b"budget", b"partitions": b"1", b"v": b"1", b"created_ms": b"0",
+    b"info": b"{}",
 }  # fmt: skip
 _PLAN = {
     b"id": b"m", b"state": b"sized", b"kind": b"epoch", b"seed": b"0", b"fingerprint": b"", b"shards": b"3",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock_common.server.hosts import is_host
 from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.suitability import ServerMemory, read_memory
 
@@ -19,6 +20,8 @@ KEYS = {"waiting": ("llen", "rq:queue:"), "running": ("zcard", "rq:wip:"), "fail
 OWN_WORKER = re.compile(r".+\.[0-9a-f]{8}")
 """The names of Penstock's workers: a host and eight random digits (`WorkerOptions.named`)."""
 _WORKER = "rq:worker:"
+_PID = re.compile(r"[1-9][0-9]{0,9}")
+"""The id of one process. 0 and negative numbers would end a whole group of processes."""
 _SHOWN = 80
 """The characters that are shown of what others wrote."""
 
@@ -30,7 +33,9 @@ class ForeignWorker:
     queue: str
     name: str
     host: str
+    """Its host, or ``?`` if what it says is none."""
     pid: str
+    """Its process id, or ``?`` if what it says is none."""
     failed: str
     """The number of jobs that it took and failed, by its own count."""
 
@@ -86,6 +91,8 @@ def find_foreign_workers(client: Client, names: Iterable[str]) -> list[ForeignWo
             replies = pipe.execute(raise_on_error=False)
         for key, reply in zip(others, replies, strict=True):
             if isinstance(reply, list) and any(reply):  # otherwise it is gone, or its record is no hash
-                texts = [(value or b"?")[:_SHOWN].decode("utf-8", "replace") for value in reply]
-                found.append(ForeignWorker(queue, key.removeprefix(_WORKER)[:_SHOWN], *texts))
+                host, pid, failed = ((value or b"?")[:_SHOWN].decode("utf-8", "replace") for value in reply)
+                pid = pid if _PID.fullmatch(pid) else "?"
+                name = key.removeprefix(_WORKER)[:_SHOWN]
+                found.append(ForeignWorker(queue, name, host if is_host(host) else "?", pid, failed))
     return found

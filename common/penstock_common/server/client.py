@@ -34,6 +34,7 @@ from penstock_common.server.error_translation import (
     may_pass,
     translate,
 )
+from penstock_common.server.hosts import is_host
 from penstock_common.server.pool import ClientPool
 from penstock_common.server.slots import Key, key_of, slot_of
 from penstock_common.server.topology import MapWatcher, SlotMap
@@ -306,6 +307,8 @@ class ControlClient(redis.Redis):
     def follow(self, error: Exception) -> bool:
         """Return whether a server said which other one holds the key. The next `node_of` returns that one."""
         if self._slots is None or not isinstance(error, foreign.MovedError):
+            return False
+        if error.host and not is_host(str(error.host)):
             return False
         self._slots.moved(int(error.slot_id), (str(error.host), int(error.port)))
         return True

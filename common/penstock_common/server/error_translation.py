@@ -7,6 +7,7 @@ it is.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -35,7 +36,7 @@ _DEFAULT_USER = "default"
 """The user whose name messages leave out."""
 _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in script: .*?permissions to) (run|access)")
 """The words of Redis and of Valkey 9.1 for NOPERM inside a script. The script's digest surrounds them."""
-_COMMAND = re.compile(r"run the '([^']+)' command")
+_COMMAND = re.compile(r"run the '([\w.|-]+)' command")
 """The words of NOPERM for a command."""
 _ANY_KEY = re.compile(r"access (?:a key|one of the keys)")
 """The words of NOPERM for a key."""
@@ -294,9 +295,8 @@ def _resharded(error: foreign.ResponseError, text: str, server: str) -> str:
 def _half_moved(what: str, server: str) -> str:
     """Return what to do about a slot that moves. ``redis-cli`` needs one node of the cluster only, any one."""
     node = _NODE.search(server)
-    return (
-        f"{what} and is half moved: if that lasts, finish it with `redis-cli --cluster fix {node[1] if node else ''}`"
-    )
+    where = shlex.quote(node[1]) if node else ""
+    return f"{what} and is half moved: if that lasts, finish it with `redis-cli --cluster fix {where}`"
 
 
 def is_unknown_command(error: BaseException) -> bool:

@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 
 from penstock_common.errors import WritesRefused
 from penstock_common.server.client import ANSWER_S, ControlClient
+from penstock_common.server.hosts import is_host
 
 SETTINGS: Final = ("cluster-*", "min-replicas-*")
 """The settings of a node that a thorough look reads. CONFIG GET takes several patterns from Redis 7.0 on only."""
 DISK_STATES: Final = ("aof_last_write_status", "rdb_last_bgsave_status")
 """The facts of INFO that are not ``ok`` after a failed write to disk. By its settings a server then refuses writes."""
 _REPLICA = re.compile(r"slave\d+")
+_ID = re.compile(r"\w+(?= )")
 _HALF_MOVED = re.compile(r"\[(\d+)-([<>])-(\w+)\]")
 
 
@@ -133,8 +135,9 @@ def _state(known: NodeState, answer: _Answer | Exception) -> NodeState:
     settings = [one for one in nodes[1:] if isinstance(one, dict)]
     text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
     own = next((line for line in text.splitlines() if "myself" in line), "")
+    own_id = _ID.match(own)
     return NodeState(
-        known.where, known.host, known.port, id=own.split(" ")[0], info=info, refusal=refusal,
+        known.where, known.host, known.port, id=own_id[0] if own_id else "", info=info, refusal=refusal,
         replicas=tuple(_replicas(info)),
         half_moved=tuple(
             HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
@@ -166,4 +169,6 @@ def _without_slots(text: str, known: NodeState) -> Iterator[NodeState]:
         host, _, port = address.partition("@")[0].rpartition(":")
         base, _, _ = known.where.rpartition(f"{known.host}:{known.port}")
         host = host or known.host
+        if not is_host(host) or not _ID.match(line):
+            continue
         yield NodeState(f"{base}{host}:{port}", host, int(port), id=node_id)

@@ -9,6 +9,7 @@ from typing import Any
 
 from redis import exceptions as foreign
 
+from penstock_common.server.hosts import is_host
 from penstock_common.server.slots import SLOTS, slot_of
 from penstock_common.server.watcher import ASK_S, Address, Watcher
 
@@ -119,7 +120,11 @@ class SlotMap:
     def _address(node: Sequence[Any], asked: Address) -> Address:
         """Return a node's address. A node without a host name is at the host that was asked (the specification)."""
         host = bytes(node[0] or b"").decode()
-        return (host if host not in ("", "?") else asked[0], int(node[1]))
+        if host in ("", "?"):
+            return asked[0], int(node[1])
+        if not is_host(host):
+            raise foreign.ConnectionError(f"it names a node {host[:80]!r}, which is no host")
+        return host, int(node[1])
 
 
 class MapWatcher(Watcher):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,17 +27,17 @@ _WRONG_VALUE = re.compile(f"value is not an integer|{_NO_ID_LEFT}|increment or d
 _CLI = 'redis-cli -u "$PENSTOCK_URL"'
 _BACKUP = "restore it from a backup of the server; without one "
 _REMAKE = _BACKUP + "`penstock delete {stream} --force` removes the stream, and its producer makes it again"
-_REWRITE = f"`{_CLI} DEL '{{key}}'`, then `penstock audit {{stream}} --repair SOURCE...` writes it again"
+_REWRITE = f"`{_CLI} DEL {{key}}`, then `penstock audit {{stream}} --repair SOURCE...` writes it again"
 _REFILL = (
-    f"`{_CLI} DEL '{{key}}'` and `{_CLI} XGROUP CREATE '{{key}}' _last 0 MKSTREAM`, then "
+    f"`{_CLI} DEL {{key}}` and `{_CLI} XGROUP CREATE {{key}} _last 0 MKSTREAM`, then "
     "`penstock audit {stream} --repair SOURCE...` makes its samples again"
 )
 _REREAD = (
-    f"`{_CLI} DEL '{{key}}'`, then `penstock groups reset {{stream}} {{group}} {{epoch}}` has the group read again from"
+    f"`{_CLI} DEL {{key}}`, then `penstock groups reset {{stream}} {{group}} {{epoch}}` has the group read again from"
     " that epoch"
 )
-_ID = f"$({_CLI} HGET '{{manifest}}' id)"
-_RELIVE = f"`{_CLI} SET '{{key}}' \"live:{_ID}\"` puts it right, of an epoch that was not abandoned"
+_ID = f"$({_CLI} HGET {{manifest}} id)"
+_RELIVE = f'`{_CLI} SET {{key}} "live:{_ID}"` puts it right, of an epoch that was not abandoned'
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class KeyKind:
 KINDS = {
     "meta": KeyKind("hash", _REMAKE),
     "epochs": KeyKind("hash", _REMAKE),
-    "events": KeyKind("stream", f"`{_CLI} DEL '{{key}}'` loses nothing: it holds only hints"),
-    "paces": KeyKind("hash", f"`{_CLI} DEL '{{key}}'` loses nothing: workers and trainers write it again"),
-    "watched": KeyKind("hash", f"`{_CLI} DEL '{{key}}'` makes `penstock produce --watch` take every file again"),
+    "events": KeyKind("stream", f"`{_CLI} DEL {{key}}` loses nothing: it holds only hints"),
+    "paces": KeyKind("hash", f"`{_CLI} DEL {{key}}` loses nothing: workers and trainers write it again"),
+    "watched": KeyKind("hash", f"`{_CLI} DEL {{key}}` makes `penstock produce --watch` take every file again"),
     "manifest": KeyKind("hash", _REMAKE),
     "roster": KeyKind("hash", _REMAKE),
     "entries": KeyKind("stream", _REFILL),
@@ -62,7 +63,7 @@ KINDS = {
     "repairs": KeyKind("stream", _REWRITE),
     "segments": KeyKind("hash", _REMAKE),
     "state": KeyKind("string", _RELIVE),
-    "quarantine": KeyKind("hash", f"`{_CLI} DEL '{{key}}'` loses the reasons of the epoch's bad samples, nothing else"),
+    "quarantine": KeyKind("hash", f"`{_CLI} DEL {{key}}` loses the reasons of the epoch's bad samples, nothing else"),
     "ledger": KeyKind("string", _REREAD),
     "pos": KeyKind("hash", _REREAD),
     "dead": KeyKind("hash", _REREAD),
@@ -82,7 +83,8 @@ def repair_of(key: str) -> str:
     if not found or kind is None:
         return ""
     manifest = StreamKeys(found["stream"] or "").manifest(int(found["epoch"] or 0))
-    return kind.repair.format(key=key, manifest=manifest, **found)
+    words = {name: shlex.quote(word or "") for name, word in {**found, "key": key, "manifest": manifest}.items()}
+    return kind.repair.format(**words)
 
 
 def _named_last(where: str) -> str:

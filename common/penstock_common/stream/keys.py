@@ -16,7 +16,7 @@ RELEASED = "~released"
 """The consumer that holds the entries that members returned. No member can have this name."""
 _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}\Z")
 
-_TAG = re.compile(r"[0-9a-f]{12}\.\d+\Z")
+_TAG = re.compile(r"[0-9a-f]{12}\.[0-9]{1,10}\Z")
 """The hash tag of a partition: the stream's id and a number."""
 _OF_WHOLE_STREAM = re.compile(r"(meta|epochs|events|paces|watched|\d+:manifest)\Z")
 
@@ -28,6 +28,11 @@ class BadName(PenstockError, ValueError):
 def is_name(text: object) -> bool:
     """Return whether a name may be part of a key."""
     return isinstance(text, str) and _NAME.match(text) is not None
+
+
+def is_tag(text: object) -> bool:
+    """Return whether a text is the hash tag of a partition."""
+    return isinstance(text, str) and _TAG.match(text) is not None
 
 
 def checked_name(kind: str, name: str) -> str:

@@ -24,6 +24,7 @@ from penstock_common.stream.keys import (
     PartitionKeys,
     StreamKeys,
     checked_name,
+    is_tag,
 )
 from penstock_common.stream.placement import choose_tags, usual_partitions
 from penstock_common.stream.ranges import parse_ranges
@@ -114,8 +115,8 @@ def find_stream(client: Client, name: str) -> Stream | None:
     if not STREAM_ID.match(meta["id"]):
         raise ValueError(f"id is {meta['id']:.40}, expected 1 to 64 letters, digits or any of ._-")
     tags = json.loads(meta["tags"])
-    if not tags or not all(isinstance(tag, str) for tag in tags):
-        raise ValueError(f"tags are {meta['tags']:.40}, expected a list of one or more texts")
+    if not tags or not all(map(is_tag, tags)):  # keys are in commands that people paste
+        raise ValueError(f"tags are {meta['tags']:.40}, expected a list of texts such as 0123456789ab.0")
     return Stream(
         name=name,
         id=meta["id"],

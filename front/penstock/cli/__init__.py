@@ -360,11 +360,12 @@ def typed(command: str, args: argparse.Namespace, client: Client) -> str:
     is_shown = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
     if client.slots():
         command = of_node(command, client)
-    elif where := args.url if is_shown else _url_in_shell(args):
+    elif where := shlex.quote(args.url) if is_shown else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where}{tls_options(client)} ")
     if is_shown:
         parts = command.split("; ")
-        command = "; ".join(f"{part} --url {args.url}" if _PENSTOCK.search(part) else part for part in parts)
+        url = shlex.quote(args.url)
+        command = "; ".join(f"{part} --url {url}" if _PENSTOCK.search(part) else part for part in parts)
     return command
 
 
@@ -376,7 +377,8 @@ def of_node(command: str, client: Client) -> str:
     settings, node = client.connection_pool.connection_kwargs, client.node_of(None).connection_pool.connection_kwargs
     user = f" --user {shlex.quote(settings['username'])}" if settings.get("username") else ""
     tls = f" --tls{tls_options(client)}" if client.where.startswith("rediss:") else ""
-    command = re.sub(r"redis-cli (?!-)", f"redis-cli --cluster call {node['host']}:{node['port']} ", command)
+    where = shlex.quote(f"{node['host']}:{node['port']}")
+    command = re.sub(r"redis-cli (?!-)", f"redis-cli --cluster call {where} ", command)
     return command.replace("redis-cli ", f"redis-cli{user}{tls} ")
 
 

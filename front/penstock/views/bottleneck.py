@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -202,11 +203,12 @@ def _writers(now: StreamSituation) -> str:
 def _folder(now: StreamSituation) -> Bottleneck | None:
     if not now.waits_for_folder:
         return None
+    folder = shlex.quote(now.folder or "DIR")
     return Bottleneck(
         "folder",
         f"the file system of the segments in {now.folder or 'its folder'} is full: {_writers(now)}, and this stream "
         f"holds {readable_bytes(now.held_bytes)} of it: remove other files there, also what deleted streams left",
-        f"df -h {now.folder or 'DIR'}; penstock delete --segments {now.folder or 'DIR'}",
+        f"df -h {folder}; penstock delete --segments {folder}",
     )
 
 

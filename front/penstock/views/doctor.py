@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -103,14 +104,14 @@ def segments(facts: StreamFacts) -> Finding:
         return Finding(
             "segments", "warning",
             f"this host can neither write nor read the stream's segments in {folder}: {facts.segments_trouble}",
-            f"ls -ld {folder}; export PENSTOCK_SEGMENTS=/where/it/is/mounted",
+            f"ls -ld {shlex.quote(folder)}; export PENSTOCK_SEGMENTS=/where/it/is/mounted",
         )  # fmt: skip
     lacking = facts.snapshot.budget_bytes - facts.snapshot.held_bytes - facts.segments_free
     if lacking > 0:
         return Finding(
             "segments", "error", f"{folder} has {readable_bytes(facts.segments_free)} left, and the budget allows "
             f"{readable_bytes(facts.snapshot.budget_bytes - facts.snapshot.held_bytes)} more: writers will wait",
-            f"df -h {folder}; mount -o remount,size=... {folder}",
+            f"df -h {shlex.quote(folder)}; mount -o remount,size=... {shlex.quote(folder)}",
         )  # fmt: skip
     return ok("segments", f"{folder}, {readable_bytes(facts.segments_free)} free")
 

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock.views.doctor import Finding, ok
-from penstock.views.servers import cli_of
+from penstock.views.servers import cli_of, fix_of
 from penstock_common.printable import readable_bytes
 from penstock_common.server.nodes import NodeState
 from penstock_common.stream.servers.budgets import ServerBudgets
@@ -70,7 +71,8 @@ def _replicas(node: NodeState) -> Finding:
     what = "none is in step" if node.replicas else "none"
     return Finding(
         "replicas", "warning", f"{what}: if the server is lost, its partitions are lost with it",
-        f"redis-cli --cluster add-node HOST:PORT {node.host}:{node.port} --cluster-slave --cluster-master-id {node.id}",
+        f"redis-cli --cluster add-node HOST:PORT {shlex.quote(f'{node.host}:{node.port}')} --cluster-slave "
+        f"--cluster-master-id {node.id}",
     )  # fmt: skip
 
 
@@ -163,7 +165,7 @@ def _half_moved(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
     )
     return Finding(
         "moving slots", "error", f"half moved: slot {slots}. If no tool is at it now, requests there fail for ever",
-        f"redis-cli --cluster fix {node.host}:{node.port}",
+        fix_of(node.host, node.port),
     )  # fmt: skip
 
 
@@ -178,6 +180,7 @@ def _clocks(nodes: Sequence[NodeState]) -> Finding:
         return Finding(
             "clocks", "warning",
             f"the clock of {fast.where} is {apart:.1f} s ahead of that of {slow.where}: after a failover members look "
-            "dead, or alive, for that time", f"chronyc makestep on {fast.host} and on {slow.host}",
+            "dead, or alive, for that time",
+            f"chronyc makestep on {shlex.quote(fast.host)} and on {shlex.quote(slow.host)}",
         )  # fmt: skip
     return ok("clocks", f"all within {CLOCKS_S:g} s of each other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from penstock.views.doctor import Finding, ok
@@ -288,7 +289,9 @@ def role(facts: ServerFacts) -> Finding:
     """Check that the server is not a replica, which accepts no writes."""
     if facts.info.get("role", "master") != "master":
         where = f"{facts.info.get('master_host', '?')}:{facts.info.get('master_port', '?')}"
-        return Finding("role", "error", "it is a replica: nobody can write", f"use --url redis://{where}")
+        return Finding(
+            "role", "error", "it is a replica: nobody can write", f"use --url {shlex.quote(f'redis://{where}')}"
+        )
     return ok("role", "it is no replica")
 
 
@@ -308,7 +311,7 @@ def rights(facts: ServerFacts) -> Finding:
     of_role = f", which a {role} needs" if role else ""
     return Finding(
         "rights", "error", f"user {user} may not use {', '.join(needed)}{of_role}",
-        f"as an administrator run ACL SETUSER {user} {keys}{grants}",
+        f"as an administrator run ACL SETUSER {shlex.quote(user)} {keys}{grants}",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from penstock.views.servers import cli_of
+from penstock.views.servers import cli_of, fix_of
 from penstock_common.printable import readable_bytes
 from penstock_common.server.nodes import NodeState
 
@@ -173,7 +173,7 @@ def _by_key(moves: Sequence[SlotMove], nodes: Mapping[str, NodeState], login: st
         commands += [
             f"{_cli(target, login)} CLUSTER SETSLOT {move.slot} IMPORTING {source.id}",
             f"{_cli(source, login)} CLUSTER SETSLOT {move.slot} MIGRATING {target.id}",
-            f"redis-cli{login} --cluster fix {source.host}:{source.port}",
+            fix_of(source.host, source.port, login),
         ]
     return commands
 

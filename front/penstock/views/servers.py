@@ -20,6 +20,11 @@ def cli_of(host: str, port: int) -> str:
     return f"redis-cli -h {shlex.quote(host)} -p {port}"
 
 
+def fix_of(host: str, port: int, login: str = "") -> str:
+    """Return the redis-cli line that ends half moved slots of a cluster, by one of its servers."""
+    return f"redis-cli{login} --cluster fix {shlex.quote(f'{host}:{port}')}"
+
+
 def server_json(server: ServerSnapshot) -> dict[str, Any]:
     """Return one server."""
     memory = server.memory

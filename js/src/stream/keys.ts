@@ -1,6 +1,8 @@
 import { PenstockError } from "../errors.js";
 
 const NAME = /^[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}$/;
+/** The hash tag of a partition: the stream's id and a number. */
+const TAG = /^[0-9a-f]{12}\.[0-9]{1,10}$/;
 
 /** A stream, group or member name that cannot be part of a key. */
 export class BadName extends PenstockError {}
@@ -13,6 +15,18 @@ export const LAST = "_last";
 /** Return whether a name may be part of a key. */
 export function isName(name: string): boolean {
   return NAME.test(name);
+}
+
+/** Return whether a text is the hash tag of a partition. */
+export function isTag(text: unknown): text is string {
+  return typeof text === "string" && TAG.test(text);
+}
+
+/** Raise RangeError for a name on a roster that no one could join as. Names are in commands that people paste. */
+export function requireNames(names: Iterable<string>): void {
+  for (const name of names) {
+    if (!NAME.test(name)) throw new RangeError(`'${name.slice(0, 80)}' is no name of a group or member`);
+  }
 }
 
 /** Return a name that may be part of a key. Raises BadName. */

@@ -3,7 +3,7 @@ import { EpochsReleased, GroupBusy, GroupKindMismatch, GroupNotFound, MemberRepl
 import { near } from "../near.js";
 import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
 import { now } from "../waiting.js";
-import type { PartitionKeys } from "./keys.js";
+import { type PartitionKeys, requireNames } from "./keys.js";
 import { type EpochState, statesOf } from "./manifest.js";
 import type { ServerRuns } from "./serverRuns.js";
 import { integer, parseRanges, type Range, readable, requireThere, type Stream } from "./stream.js";
@@ -93,9 +93,11 @@ function rosterOf({ roster }: PartitionKeys, reply: unknown): Roster {
     }
     const of = (kind: string) => kinds.get(kind) ?? [];
     const epochsOf = (kind: string) => of(kind).map(([epoch]) => integer(epoch));
+    const members = of("m").map(([name, text]) => memberOf(name, text));
+    requireNames([...of("g").map(([name]) => name), ...members.flatMap(({ group, member }) => [group, member])]);
     return {
       groups: new Map(of("g").map(([name, text]) => [name, groupOf(text)])),
-      members: of("m").map(([name, text]) => memberOf(name, text)),
+      members,
       epochs: epochsOf("e").sort((a, b) => a - b),
       trimmed: new Set(epochsOf("t")),
       retiring: new Set(epochsOf("x")),

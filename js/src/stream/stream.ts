@@ -5,7 +5,7 @@ import { STREAM_ID } from "../wire/header.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { listStreams } from "./directory.js";
 import { AUTO } from "./durability.js";
-import { checkedName, PartitionKeys, StreamKeys } from "./keys.js";
+import { checkedName, isTag, PartitionKeys, StreamKeys } from "./keys.js";
 
 /** The settings of a stream. */
 export interface Stream {
@@ -40,13 +40,14 @@ export async function findStream(server: Server, name: string): Promise<Stream |
     const id = meta.get("id") as string;
     if (!STREAM_ID.test(id)) throw new RangeError(`id is ${id.slice(0, 40)}`);
     const tags = JSON.parse(meta.get("tags") as string);
-    if (!Array.isArray(tags) || tags.length === 0) throw new RangeError("tags is not a list");
+    if (!Array.isArray(tags) || tags.length === 0 || !tags.every(isTag))
+      throw new RangeError("tags is not a list of tags");
     const spec = meta.get("spec");
     return {
       name,
       id,
       spec: spec ? parseSpec(spec) : null,
-      partitions: tags.map((tag, number) => new PartitionKeys(name, String(tag), number)),
+      partitions: tags.map((tag, number) => new PartitionKeys(name, tag, number)),
       budgetBytes: integer(meta.get("budget_bytes")),
       blockBytes: integer(meta.get("block_bytes")),
       payload: meta.get("payload") ?? "inline",

@@ -1,5 +1,5 @@
 import { hashOf, type Server, textOf } from "../server/server.js";
-import type { PartitionKeys } from "../stream/keys.js";
+import { type PartitionKeys, requireNames } from "../stream/keys.js";
 import { rankMember } from "../stream/roster.js";
 import { integer, readable } from "../stream/stream.js";
 
@@ -56,9 +56,11 @@ export async function loadHolders(server: Server, { roster }: PartitionKeys): Pr
     const of = (kind: string) =>
       [...fields].filter(([name]) => name.startsWith(kind)).map(([name, text]) => [name.slice(2), text] as const);
     const numbers = (kind: string) => of(kind).map(([epoch]) => integer(epoch));
+    const members = of("m:").map(([name, text]) => memberOf(name, JSON.parse(text)));
+    requireNames([...of("g:").map(([name]) => name), ...members.flatMap(({ group, member }) => [group, member])]);
     return {
       groups: new Map(of("g:").map(([name, text]) => [name, holderOf(JSON.parse(text))])),
-      members: of("m:").map(([name, text]) => memberOf(name, JSON.parse(text))),
+      members,
       epochs: numbers("e:").sort((a, b) => a - b),
       epochBytes: new Map(of("b:").map(([epoch, text]) => [integer(epoch), integer(text)])),
       closed: new Set(of("d:").map(([name]) => name)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Collection
 from types import ModuleType
 
@@ -56,8 +57,13 @@ def require_name(name: str, allowed: Collection[str]) -> None:
     listed = " ".join(f"--allow {each}" for each in sorted(allowed)) or "no --allow"
     raise NotAllowed(
         f"{shown(name)} is not allowed in this worker, which was started with {listed}: start it with --allow "
-        f"{shown(name.partition(':')[0])} (or --allow {shown(name)}) if everyone who queues jobs may run it"
+        f"{_word(name.partition(':')[0])} (or --allow {_word(name)}) if everyone who queues jobs may run it"
     )
+
+
+def _word(text: str) -> str:
+    """Return a job's text as one word of a shell, because people paste the option."""
+    return shlex.quote(shown(text))
 
 
 def require_own(name: str, found: object) -> None:
@@ -72,7 +78,7 @@ def require_own(name: str, found: object) -> None:
     if is_code and not _is_below(home or "", _allowed):
         raise NotAllowed(
             f"{shown(name)} is defined in {home or 'C'}, which is not allowed in this worker: start it with --allow "
-            f"{shown(name)} if everyone who queues jobs may run it"
+            f"{_word(name)} if everyone who queues jobs may run it"
         )
 
 
@@ -109,5 +115,5 @@ def require_below(path: str | os.PathLike[str], roots: Collection[str]) -> None:
     where = shown(text) if found in ("", text) else f"{shown(text)} (which is {shown(found)})"
     raise NotAllowed(
         f"{where} is outside the folders that this worker may read ({', '.join(map(shown, roots)) or 'none'}): start "
-        f"it with --root {shown(folder or '/')} if everyone who queues jobs may read there"
+        f"it with --root {_word(folder or '/')} if everyone who queues jobs may read there"
     )

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -72,7 +73,7 @@ class TarSource:
                 like = "json" if "/" in absent[0] and "json" in found else next(iter(found))
                 raise SourceError(
                     f"no sample has a .{absent[0]}; the tars hold .{', .'.join(found)}, and a field is named by that: "
-                    f"as in --field {name}={like}"
+                    f"as in --field {shlex.quote(f'{name}={like}')}"
                 )
             return dict(given)
         chosen: dict[str, str] = {}
@@ -81,7 +82,7 @@ class TarSource:
             if other != field:
                 raise SourceError(
                     f"both .{other} and .{field} would be tensor {tensor_of(field)!r}; "
-                    f"say which: --field {tensor_of(field)}={other} (and all others that are wanted)"
+                    f"say which: --field {shlex.quote(f'{tensor_of(field)}={other}')} (and all others that are wanted)"
                 )
         return chosen
 

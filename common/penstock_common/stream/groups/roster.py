@@ -36,7 +36,7 @@ from penstock_common.stream.commands import (
     run_scripts,
     server_ms,
 )
-from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.keys import PartitionKeys, is_name
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, require_there
@@ -195,6 +195,9 @@ def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, by
         (name.partition(":")[0], name.partition(":")[2]): json.loads(value)
         for name, value in kinds.get("m", {}).items()
     }
+    for name in (*kinds.get("g", {}), *(name for who in members for name in who)):
+        if not is_name(name):  # names are in commands that people paste
+            raise ValueError(f"{name!r:.80} is no name of a group or member")
     return Roster(
         generation=fields.get("gen", "0"),
         groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
