@@ -373,6 +373,28 @@ def test_what_only_opening_finds_is_refused_too(photos: Path, tmp_path: Path, mo
             names.resolve(name)
 
 
+@pytest.mark.usefixtures("_no_law")
+def test_an_object_in_an_allowed_module_is_its_own_whatever_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transform is an instance of a framework's class. It does not tell which module made it."""
+    (tmp_path / "framework.py").write_text(
+        "from functools import partial\nclass Compose:\n    def __call__(self, sample): return sample\n"
+        "ready = Compose()\ndef flip(sample): return sample\n"
+    )
+    (tmp_path / "augmenting.py").write_text(
+        "from functools import partial\nfrom framework import Compose, flip, ready\n"
+        "composed = Compose()\nflipped = partial(flip)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    Allowlist(("augmenting",)).enforce()
+    for name in ("composed", "flipped", "ready"):
+        assert names.resolve_callable(f"augmenting:{name}")(3) == 3
+    for name in ("Compose", "flip", "partial"):
+        with pytest.raises(NotAllowed, match="is defined in"):
+            names.resolve_callable(f"augmenting:{name}")
+
+
 def test_a_refused_job_fails_its_epoch_with_the_option_that_would_allow_it(
     any_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,9 +67,10 @@ def _word(text: str) -> str:
 
 
 def require_own(name: str, found: object) -> None:
-    """Raise NotAllowed for an object that an allowed module only imports from elsewhere.
+    """Raise NotAllowed for a function, class or module that an allowed module only imports from elsewhere.
 
-    The object is allowed where the module that defines it is allowed, or this very name.
+    It is allowed where the module that defines it is allowed, or this very name. An instance does not tell which module
+    made it. It is allowed, because a transform such as ``Compose([...])`` is an instance of a foreign class.
     """
     if _allowed is None or name in _allowed:
         return
