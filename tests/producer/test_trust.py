@@ -334,11 +334,18 @@ def test_an_installed_sources_class_and_paths_count_as_named(
         cached="simplecache::https://[host/x",
         where=str(photos / "0.png"),
         title="any text",
+        table="postgresql:///train-3f",
+        far="hdfs:///train-3f/part-0?x=1",
+        near=f"sqlite:///{photos / '0.png'}",
+        pattern="~nobody-3f",
+        kind="local: yes",
     )
     check("tiny_source:Tiny")
     for path in (
         "/etc/passwd", "../x", "file:///etc/passwd", "~/x", "photos/../secret.png", "secret.png", "local:///etc/passwd",
-        "simplecache::file:///etc/passwd", "simplecache::FILE:///etc/passwd", "../x://[/y",
+        "simplecache::file:///etc/passwd", "simplecache::FILE:///etc/passwd", "../x://[/y", "sqlite:////etc/passwd",
+        "sqlite:////etc/passwd?mode=ro", "osfs:///etc#x", "git:///%65tc", "sqlite:///secret.png", "~root",
+        "file:/etc/passwd", "~\0/x",
     ):  # fmt: skip
         with pytest.raises(NotAllowed, match="--root"):
             check("tiny_source", nested=[{"deep": path}])

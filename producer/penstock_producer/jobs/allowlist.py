@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final
+from urllib.parse import unquote
 
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.sources.allowed import NotAllowed, allow_folders, allow_names, require_below, require_name
@@ -202,7 +203,7 @@ def _paths(config: SourceConfig) -> Iterator[str]:
 def _paths_in(options: Any) -> Iterator[str]:
     """Yield what may be a path in an installed source's options: text with a slash, or the name of an existing file.
 
-    A server's address is not a path.
+    A server's address is not a path, unless it names no host and its path is that of an existing file.
     """
     if isinstance(options, Mapping):
         for name, value in options.items():
@@ -219,7 +220,13 @@ def _paths_in(options: Any) -> Iterator[str]:
 def _path_in(text: str) -> Iterator[str]:
     scheme, separator, rest = text.partition("://")
     is_address = bool(separator) and _SCHEME.fullmatch(scheme) is not None
-    if is_address and scheme.lower() in _OF_FILES:
-        yield rest
-    elif not is_address and ("/" in text or text in ("..", "~") or os.path.lexists(text)):
-        yield os.path.expanduser(text)  # noqa: PTH111
+    kind, _, path = text.partition(":")
+    if kind.lower() in _OF_FILES and path.startswith("/"):
+        yield path.removeprefix("//")
+    elif is_address and rest.startswith("/"):  # sqlite:///x is below the current directory, and sqlite:////x is not
+        relative = unquote(re.split("[?#]", rest)[0]).lstrip("/")
+        yield from filter(os.path.lexists, (relative, f"/{relative}"))
+    elif not is_address:
+        path = text if "\0" in text else os.path.expanduser(text)  # noqa: PTH111
+        if "/" in path or text == ".." or os.path.lexists(text):
+            yield path
