@@ -79,7 +79,7 @@ function refused(message: string, where: string): string {
   }
   const named = /:\/\/([^@/]+)@/.exec(where)?.[1];
   const name = hasAddress(where) ? decodeURIComponent(named ?? "default") : "USER";
-  const command = /run the '([^']+)' command/.exec(message)?.[1];
+  const command = /run the '([\w.|-]+)' command/.exec(message)?.[1];
   const rule = command === undefined ? "~penstock:*" : `+${command}`;
   const line = message.startsWith("NOPERM") ? `, such as \`ACL SETUSER ${name} ${rule}\`` : "";
   return (
