@@ -6,7 +6,6 @@ Pillow is imported only for a file, because a trainer's host need not have it, a
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
 import warnings
@@ -22,6 +21,8 @@ from penstock_common.extras import needed
 
 with needed("PIL", "drawing pictures"):
     from PIL import Image, ImageDraw, ImageFont
+
+    from penstock_producer.sources.decode import opened
 
 MARGIN, GAP, LINE = 12, 8, 14
 INK, FAINT, GROUND, EMPTY = (20, 20, 20), (120, 120, 120), (250, 250, 250), (236, 236, 236)
@@ -41,11 +42,14 @@ class SheetTile:
 
 
 def decode(data: bytes) -> Rgb | None:
-    """Return the pixels of an encoded image (JPEG, PNG, WebP, ...), or None if it is invalid, too large or damaged."""
+    """Return the pixels of an encoded image, or None if it is invalid, too large or damaged.
+
+    It may have the formats that sources read. Pillow's others include PostScript, which starts Ghostscript.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as image:
+            with opened(data) as image:
                 if image.width * image.height > MOST_PIXELS:
                     return None
                 return np.asarray(image.convert("RGB"))

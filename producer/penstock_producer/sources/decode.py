@@ -25,7 +25,7 @@ with needed("PIL", "reading images"):
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000")
 """The formats that Pillow may try, because a PostScript file named .jpg must not start Ghostscript.
 
-Icons are not among them: `_opened` reads their pictures one at a time.
+Icons are not among them: `opened` reads their pictures one at a time.
 """
 
 _ICON = b"\0\0\1\0"
@@ -110,7 +110,7 @@ class Decoder:
             SampleError: the bytes are no image, are damaged, or hold too many pixels or pixels of an unknown meaning.
         """
         try:
-            with _opened(data) as image:
+            with opened(data) as image:
                 self._bound(image, key)
                 return data if self.options.mode == "encoded" else self._pixels(image, key, rng)
         except SampleError:
@@ -128,7 +128,7 @@ class Decoder:
     def measure(self, data: bytes, key: str) -> tuple[int, int, int]:
         """Return the shape [H, W, C] of `decode`'s result from the header alone. Raises the same SampleError."""
         try:
-            with _opened(data) as image:
+            with opened(data) as image:
                 self._bound(image, key)
                 width, height = _upright_size(image)
         except Exception as error:
@@ -216,8 +216,8 @@ class Decoder:
         return pixels.reshape(image.height, image.width, self.channels)
 
 
-def _opened(data: bytes) -> Image.Image:
-    """Open an image file and read its header only.
+def opened(data: bytes) -> Image.Image:
+    """Open an image file of one of FORMATS, or an icon, and read its header only.
 
     An icon gives its largest picture. Pillow would decode all of it first, and the sizes in an icon's directory may be
     wrong.

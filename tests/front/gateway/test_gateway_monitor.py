@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import signal
@@ -12,10 +13,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import penstock
 from penstock.__main__ import main
@@ -23,10 +26,10 @@ from tests.front.gateway.clients import PATHS
 
 
 @contextmanager
-def monitor_of(url: str) -> Iterator[str]:
+def monitor_of(url: str, **environment: str) -> Iterator[str]:
     """Yield the address of a page, with its token, and end the monitor."""
     command = [sys.executable, "-m", "penstock", "monitor", "--web", "--every", "0.2", "--url", url]
-    env = {**os.environ, "PYTHONPATH": PATHS}
+    env = {**os.environ, "PYTHONPATH": PATHS, **environment}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split(" at ")[1].split(";")[0]
@@ -74,6 +77,26 @@ def test_the_page_shows_the_record_of_the_monitor_and_the_newest_samples(any_url
         for one, image in zip(samples, pixels[::-1], strict=True):
             rgb = np.frombuffer(base64.b64decode(one["rgb"]), np.uint8).reshape(one["height"], one["width"], 3)
             assert (rgb == image).all()
+
+
+def test_a_sample_of_postscript_starts_no_program(any_url: str, tmp_path: Path) -> None:
+    """Pillow gives PostScript to Ghostscript, and who writes to a stream must run nothing where it is shown."""
+    started, ghostscript = tmp_path / "started", tmp_path / "gs"
+    ghostscript.write_text(f'#!/bin/sh\necho "$@" >> {started}\n')
+    ghostscript.chmod(0o700)
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n"
+    icon = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(icon, "ICO")
+    with penstock.Writer("train", url=any_url) as writer, writer.epoch() as out:
+        for image in (postscript, icon.getvalue()):
+            out.write({"x": image})
+    with monitor_of(any_url, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}") as address:
+        while not told(address, "v1/streams")["streams"]:
+            pass
+        shown, hidden = told(address, "v1/streams/train/samples")["samples"]
+    assert (shown["width"], base64.b64decode(shown["rgb"])[:3]) == (16, b"\xff\0\0")
+    assert hidden["words"][0].startswith("%!PS-Adobe")
+    assert not started.exists()
 
 
 def test_the_page_shows_nothing_without_its_token_and_changes_nothing(any_url: str) -> None:
