@@ -17,8 +17,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from penstock.gateway.limits import (
+    CLOSE_S,
     MAX_MESSAGE_BYTES,
-    MAX_PENDING,
     OPEN_S,
     Limits,
     OriginCheck,
@@ -30,8 +30,6 @@ from penstock.gateway.refusals import BAD_MESSAGE, BAD_TOKEN, NO_MEMBER, TOO_MAN
 from penstock.gateway.requests import acknowledged_in, batch_size_in, credits_in, parse_message, require_grant
 from penstock.gateway.tokens import Grant, Tokens
 
-CLOSE_S = 1.0
-"""The time for a client that is refused to take the reason."""
 MAX_WAIT_S = 30.0
 """The longest wait of one HTTP request for a batch."""
 TELL_EVERY_S = 10.0
@@ -46,8 +44,6 @@ class Gateway:
     def __init__(self, url: str, tokens: Tokens, origins: OriginCheck, limits: Limits, notify: Notify) -> None:
         self._url, self._tokens, self._origins, self._limits, self._notify = url, tokens, origins, limits, notify
         self._places = Places(limits)
-        self._pending: dict[WebSocket, asyncio.Task[Any]] = {}
-        """The connections that have not shown a token, oldest first."""
         self._http: dict[str, HttpMember] = {}
         self._rates: dict[Grant, RateLimit] = {}
         self._reported_s: dict[str, float] = {}
@@ -84,6 +80,7 @@ class Gateway:
             self._origins.require(socket.headers.get("origin"), socket.headers.get("host"))
             message = await self._first_message(socket)
             grant = self._tokens.grant_of(message.get("token"))
+            socket.state.pending.accept()
             require_grant(message, grant)
             size = batch_size_in(message)
             with self._places.held(grant):
@@ -100,23 +97,12 @@ class Gateway:
             pass
 
     async def _first_message(self, socket: WebSocket) -> dict[str, Any]:
-        """Return the message with the token. Many connections without one do not keep a client with a token out."""
-        if len(self._pending) >= MAX_PENDING:
-            next(iter(self._pending.values())).cancel()
-        task = asyncio.ensure_future(_message(socket))
-        self._pending[socket] = task
+        """Return the message with the token."""
         try:
-            async with asyncio.timeout(OPEN_S):
-                message = parse_message(await task)
+            async with asyncio.timeout_at(socket.state.pending.until_s):
+                message = parse_message(await _message(socket))
         except TimeoutError:
             raise Refusal(BAD_TOKEN, f"no token came within {OPEN_S:.0f} s: the first message shows it") from None
-        except asyncio.CancelledError:
-            if not task.cancelled() or _is_cancelled():
-                raise
-            raise Refusal(TOO_MANY, "too many connections have shown no token: connect again") from None
-        finally:
-            del self._pending[socket]
-            task.cancel()
         if message.get("type") != "open":
             raise Refusal(BAD_MESSAGE, f"the first message is {str(message.get('type'))[:40]!r}, expected 'open'")
         return message
@@ -233,6 +219,7 @@ class Gateway:
         self._origins.require(request.headers.get("origin"), request.headers.get("host"))
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         grant = self._tokens.grant_of(token if scheme.lower() == "bearer" else None)
+        request.state.pending.accept()
         rate = self._rates.setdefault(grant, RateLimit(self._limits.messages_per_s, time.monotonic))
         if (late_s := rate.spend()) > 0:
             per_s = self._limits.messages_per_s
@@ -383,8 +370,3 @@ async def _body(request: Request) -> dict[str, Any]:
     except TimeoutError:
         raise Refusal(TOO_SLOW, f"the request's body did not come within {OPEN_S:.0f} s") from None
     return parse_message(content)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

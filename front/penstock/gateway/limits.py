@@ -23,7 +23,9 @@ MAX_BATCH_SIZE = 1 << 16
 MAX_PENDING = 256
 """The most connections that have not shown a token yet. The oldest one gives way to the next."""
 OPEN_S = 5.0
-"""The time for a client to show its token."""
+"""The time for a client to show its token, from its connection on."""
+CLOSE_S = 1.0
+"""The time for a client that is refused to take the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

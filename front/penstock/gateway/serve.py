@@ -13,9 +13,11 @@ from typing import Any
 import uvicorn
 
 from penstock.gateway.limits import LOCAL_HOSTS, MAX_MESSAGE_BYTES
+from penstock.gateway.pending import BoundedHttp, BoundedWebSocket
 from penstock_common.errors import PenstockError
 
-BACKLOG = 1024
+BACKLOG = 64
+"""The connections that wait in the kernel. asyncio accepts as many at a time before it serves one."""
 GRACE_S = 10
 
 
@@ -55,21 +57,22 @@ def serve(app: Callable[..., Any], listening: socket.socket, silence_s: float) -
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
-        app: the ASGI application.
+        app: the ASGI application. It accepts the `PendingConnection` in the state of a request that shows a token.
         listening: a socket that listens.
         silence_s: the seconds after which a client whose WebSocket answers no ping counts as dead.
     """
     _allow_files()
     config = uvicorn.Config(
         app,
-        http="h11",
-        ws="websockets-sansio",
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=silence_s / 3,
         ws_ping_timeout=silence_s / 3,
         ws_per_message_deflate=False,
         log_level="error",
         access_log=False,
+        backlog=BACKLOG,
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_MESSAGE_BYTES,

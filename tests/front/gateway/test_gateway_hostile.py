@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from penstock.__main__ import main
-from penstock.gateway.limits import OriginCheck, RateLimit
+from penstock.gateway.limits import MAX_PENDING, OriginCheck, RateLimit
 from penstock.gateway.refusals import Refusal
 from tests.front.gateway.clients import GROUP, GatewayProcess, gateway_for, raw, told, write_train
 
@@ -114,22 +114,99 @@ def test_a_gateway_on_a_network_takes_no_local_page(any_url: str) -> None:
 
 
 def test_a_crowd_without_a_token_keeps_nobody_out(any_url: str) -> None:
-    """1,000 connections that say nothing neither disconnect a client nor refuse a new one."""
+    """1,000 connections that say little or nothing disconnect no client, refuse no new one, and all end."""
     written = write_train(any_url)
     with gateway_for(any_url) as gateway, gateway.client() as beside, ExitStack() as crowd:
         found = beside.batch()
-        for _ in range(600):
-            crowd.enter_context(raw(gateway.url))
-        host, port = gateway.url.removeprefix("ws://").split(":")
-        for _ in range(400):
-            crowd.enter_context(socket.create_connection((host, int(port))))
+        silent = [crowd.enter_context(upgraded(gateway)) for _ in range(600)]
+        for number in range(400):
+            connection = crowd.enter_context(connected(gateway))
+            if number % 2:
+                connection.sendall(b"GET /v1/read HTTP/1.1\r\nHost: x\r\nX: ")
+            silent.append(connection)
         with gateway.client() as new:
             number, blocks = new.batch() or pytest.fail("no batch for the new client")
             new.acknowledge(number)
             taken = sum(block.count for _, block in blocks)
+        assert len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir())) < MAX_PENDING + 64
+        for connection in silent:
+            assert ends(connection), "a connection without a token stays open"
         assert found is not None
         beside.acknowledge(found[0])
         assert len(beside.read()) + sum(block.count for _, block in found[1]) + taken == len(written)
+
+
+@pytest.mark.parametrize("frame", [b"\x00\x80\0\0\0\0", b"\x89\x80\0\0\0\0"], ids=["fragments", "pings"])
+def test_empty_frames_without_a_token_end_their_connection(any_url: str, frame: bytes) -> None:
+    """An empty frame costs its sender 6 bytes, and the gateway more than that. Endless ones delayed every client."""
+    write_train(any_url)
+    with gateway_for(any_url) as gateway, upgraded(gateway) as connection:
+        connection.sendall(b"\x01\x80\0\0\0\0" + frame * 100)
+        try:
+            answered = connection.recv(4096)
+        except ConnectionError:
+            answered = b""
+        assert answered == b"", "it was parsed to its end, and refused at its deadline"
+
+
+def test_an_endless_body_without_a_token_ends_its_connection(any_url: str) -> None:
+    """A request that is refused sends no gigabytes, which the gateway would parse and drop."""
+    with gateway_for(any_url) as gateway, connected(gateway) as connection:
+        connection.sendall(b"POST /v1/members HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        with pytest.raises(OSError):  # noqa: PT011 - reset or broken pipe
+            for _ in range(1024):
+                connection.sendall(bytes(1 << 16))
+
+
+def test_a_client_may_send_its_first_messages_at_once(any_url: str) -> None:
+    """The bounds before a token disconnect no client that does not wait for an answer."""
+    write_train(any_url)
+    with gateway_for(any_url) as gateway, upgraded(gateway) as connection:
+        credit = {"type": "credits", "batches": 1}
+        messages: list[dict[str, Any]] = [{**OPEN, "token": gateway.token}, *[credit] * 16, {"type": "epoch"}]
+        connection.sendall(b"".join(framed(message) for message in messages))
+        received = b""
+        while b"PSB1" not in received:
+            received += connection.recv(4096) or pytest.fail(f"closed after {received!r}")
+
+
+def connected(gateway: GatewayProcess) -> socket.socket:
+    """Return a connection to a gateway that has sent nothing."""
+    host, port = gateway.url.removeprefix("ws://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def upgraded(gateway: GatewayProcess, connection: socket.socket | None = None) -> socket.socket:
+    """Return a connection that has become a WebSocket, whose frames a test writes by itself."""
+    connection = connection or connected(gateway)
+    connection.sendall(
+        b"GET /v1/read HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    while b"\r\n\r\n" not in connection.recv(4096):
+        pass
+    return connection
+
+
+def framed(message: dict[str, Any]) -> bytes:
+    """Return a message as one masked frame."""
+    payload = json.dumps(message).encode()
+    assert len(payload) < 2**16
+    size = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
+    return b"\x81" + size + bytes(4) + payload
+
+
+def ends(connection: socket.socket) -> bool:
+    """Return whether the other side closes a connection within 30 s."""
+    connection.settimeout(30)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:  # it was reset
+        pass
+    return True
 
 
 def test_a_token_has_a_limit_of_its_own(any_url: str, tmp_path: Path) -> None:
@@ -172,21 +249,13 @@ def stalled(gateway: GatewayProcess) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((host, int(port)))
-    connection.sendall(
-        f"GET /v1/read HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-    )
-    while b"\r\n\r\n" not in connection.recv(4096):
-        pass
+    upgraded(gateway, connection)
     for message in (
         {**OPEN, "batch_size": 16, "token": gateway.token},
         {"type": "epoch"},
         {"type": "credits", "batches": 16},
     ):
-        payload = json.dumps(message).encode()
-        assert len(payload) < 2**16
-        size = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
-        connection.sendall(b"\x81" + size + bytes(4) + payload)
+        connection.sendall(framed(message))
     return connection
 
 
