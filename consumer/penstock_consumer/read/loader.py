@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -722,6 +722,10 @@ class LoaderHooks:
     def given(self, items: Iterable[Any]) -> Iterator[Any]:
         """See `hooks.Hooks`."""
         return self.acknowledger.given(items, is_made=True)
+
+    def bound_batches(self, check_size: Callable[[int], object]) -> None:
+        """Call a function with the bytes of a batch while it is filled. What it raises ends the reading."""
+        self.loader._joined().bound_batches(check_size)
 
     def identity(self) -> State:
         """Return what a state of the loader is compared by."""

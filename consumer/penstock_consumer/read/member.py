@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -143,6 +143,10 @@ class Member:
     def is_ready(self) -> bool:
         """Return whether the next batch of the epoch being read has arrived."""
         return self.run is not None and self.run.queue.holds_batches
+
+    def bound_batches(self, check_size: Callable[[int], object]) -> None:
+        """See `ArrayPool.bound`."""
+        self._pool.bound(check_size)
 
     def begin(self, epoch: int) -> EpochRun:
         """Start the thread that reads an epoch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -253,6 +253,15 @@ class ArrayPool:
         """The position of the first aligned byte in each buffer of `_pool`, by size."""
         self._next: dict[int, int] = {}
         """The position at which the search for a free buffer begins, by size. The oldest buffer is expected there."""
+        self.check_size: Callable[[int], object] | None = None
+        """See `bound`."""
+
+    def bound(self, check_size: Callable[[int], object]) -> None:
+        """Call ``check_size`` with the bytes of a batch whenever it has more of them. It raises if they are too many.
+
+        A batch of ragged tensors has no size before it is filled, and may be far larger than what it is filled from.
+        """
+        self.check_size = check_size
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array of undefined content."""
@@ -314,7 +323,15 @@ class _OpenBatch:
     """The bytes of `arrays`, row after row."""
     ragged: dict[str, list[Ragged]]
     filled: int = 0
+    ragged_bytes: int = 0
+    """The bytes in `ragged`."""
     spans: list[BatchSpan] = field(default_factory=list)
+
+    def add(self, ragged: dict[str, Ragged], start: int, stop: int) -> None:
+        """Add the ragged tensors of some samples."""
+        for name, parts in self.ragged.items():
+            parts.append(ragged[name][start:stop])
+            self.ragged_bytes += parts[-1].nbytes
 
     def fill(self, spans: list[BatchSpan], rows: int) -> None:
         """Note that the next rows have their samples."""
@@ -355,10 +372,11 @@ class Assembler:
         done = 0
         rest = deque(spans)
         for opened, rows in self._shares(count):
-            for name, parts in opened.ragged.items():
-                parts.append(ragged[name][done : done + rows])
+            opened.add(ragged, done, done + rows)
             opened.fill(_split(rest, rows), rows)
             done += rows
+            if self._pool.check_size is not None:
+                self._pool.check_size(opened.ragged_bytes + opened.filled * sum(self._row_bytes.values()))
         while self._opened and self._opened[0].filled == self._batch_size:
             self._ready.append(self._finish(self._opened.popleft()))
 

@@ -168,6 +168,7 @@ class GatewayMember:
             return None
         spec, fixed = loader.spec, sum(tensor.sample_bytes for tensor in loader.spec if not tensor.is_ragged)
         self._require_size(fixed * self._batch_size)
+        hooks_of(loader).bound_batches(self._require_size)
         facts = {"spec": json.dumps(spec.as_json()), "stream": loader.stream.id, "info": loader.info}
         self._deliver(Told({"type": "opened", "member": self.name, "lease_s": self._limits.lease_s, **facts}))
         return loader
@@ -177,7 +178,6 @@ class GatewayMember:
             batches, epoch = iter(loader), None
             while (batch := self._next_batch(batches)) is not None:
                 number, epoch = self._newest + 1, batch.epoch
-                self._require_size(batch.nbytes)
                 content = message_of(number, batch, loader.spec, loader.stream.id)
                 with self._changed:
                     self._newest = number
@@ -212,6 +212,6 @@ class GatewayMember:
         if nbytes > self._limits.batch_bytes:
             raise Refusal(
                 BATCH_TOO_LARGE,
-                f"a batch of {nbytes:,} bytes, and the gateway sends {self._limits.batch_bytes:,} at most "
+                f"a batch of {nbytes:,} bytes or more, and the gateway sends {self._limits.batch_bytes:,} at most "
                 "(--batch-bytes): ask for a smaller batch_size",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
+import penstock
 from penstock.__main__ import main
 from penstock.gateway.limits import MAX_PENDING, OriginCheck, RateLimit
 from penstock.gateway.refusals import Refusal
@@ -226,6 +228,26 @@ def test_a_token_has_a_limit_of_its_own(any_url: str, tmp_path: Path) -> None:
                 assert refusal_of(connection)[:2] == ("too_many", 4429)
             else:
                 assert told(connection)["type"] == "opened"
+
+
+def test_a_batch_over_the_limit_is_refused_before_it_is_whole(any_url: str) -> None:
+    """A batch of byte strings has no size before it is read. It took the memory of an epoch, and was refused then."""
+    tuning = penstock.Tuning(block_bytes=20_000)
+    with penstock.Writer("train", url=any_url, spec={"x": ("bytes", ())}, tuning=tuning) as writer:
+        for _ in range(200):
+            writer.write({"x": bytes(10_000)})
+    with gateway_for(any_url, GROUP, "--batch-bytes", "100kb") as gateway, raw(gateway.url) as connection:
+        for message in (
+            {**OPEN, "token": gateway.token, "batch_size": 65536},
+            {"type": "credits", "batches": 1},
+            {"type": "epoch"},
+        ):
+            connection.send(json.dumps(message))
+        code, close_code, text = refusal_of(connection)
+    assert (code, close_code) == ("batch_too_large", 4413)
+    found = re.match(r"a batch of ([\d,]+) bytes or more", text)
+    assert found is not None, text
+    assert 100_000 < int(found[1].replace(",", "")) < 150_000, "the limit and one block, of 2,000,000 bytes"
 
 
 def test_a_client_that_takes_nothing_is_closed_and_delays_nobody(any_url: str) -> None:
