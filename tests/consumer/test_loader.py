@@ -15,6 +15,7 @@ from penstock_common.errors import (
     GroupBusy,
     GroupFinished,
     GroupNotFound,
+    PenstockError,
     WaitTimeout,
 )
 from penstock_common.stream.commands import Client
@@ -316,3 +317,21 @@ class TestMemory:
                     assert value.ctypes.data % 64 == 0
                     assert value.flags.c_contiguous
                     assert value.flags.writeable
+
+
+def test_a_loader_that_is_closed_while_it_waits_for_its_stream_ends(any_url: str, any_client: Client) -> None:
+    """A program that gives up waiting closes its loader in another thread, and the wait went on for a minute."""
+    loader, ended = Loader("train", group="g", batch_size=4, url=any_url), threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(PenstockError, match="is closed"):
+            _ = loader.spec
+        ended.set()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while not any_client.info("clients")["blocked_clients"]:
+        pass
+    loader.close()
+    waiting.join(20)
+    assert ended.is_set()

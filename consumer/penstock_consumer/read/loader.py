@@ -275,7 +275,7 @@ class Loader(Passing):
             limit = self._options.timeout_s if self._options.timeout_s is not None else self._options.startup_s
             wait = Wait(self._options.notify, limit, server=self._client.where)
             with self._counter.waiting_for("producers"):
-                return self._join(await_stream(self._client, self.name, wait))
+                return self._join(await_stream(self._client, self.name, wait, self._require_open))
         return self._member
 
     def _join(self, stream: Stream) -> Member:
@@ -284,6 +284,8 @@ class Loader(Passing):
         self._resources.join(member)
         self._acknowledger.join(member)
         member.heartbeat.loop.follow(self._counter)
+        if not self._closing.alive:  # another thread closed it, and knew no member to end
+            end_resources(self._resources)
         return member
 
     # --- which samples ---
@@ -394,8 +396,7 @@ class Loader(Passing):
             yield batch
 
     def _batches(self) -> Iterator[Batch]:
-        if not self._closing.alive:
-            raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
+        self._require_open()
         self._require_own()
         member = self._joined()
         self._acknowledger.begin()
@@ -452,6 +453,11 @@ class Loader(Passing):
     def _note_steps(self, member: Member, epoch: int) -> None:
         if member.rank is not None:
             self._steps = member.rank.steps(epoch, self._options.remainder)
+
+    def _require_open(self) -> None:
+        """Raise PenstockError if the loader is closed, also while it waits in another thread."""
+        if not self._closing.alive:
+            raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
 
     def _require_own(self) -> None:
         """Raise PenstockError in a process that was forked from the loader's, because its threads were not copied."""
@@ -586,6 +592,7 @@ class Loader(Passing):
 
         This only reads, so it may be repeated after a failure.
         """
+        self._require_open()
         event = last_event(self._client, member.stream.keys)
         epoch = member.next_epoch()
         if epoch is None:

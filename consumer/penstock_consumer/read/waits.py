@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock_common.errors import StreamNotFound, WaitTimeout
 from penstock_common.hints import near
 from penstock_common.stream.commands import Client
@@ -16,14 +18,15 @@ EVENT_MS = 1000
 """The length of one wait for an event. It is finite, because an event may be lost with the server's memory."""
 
 
-def await_stream(client: Client, name: str, wait: Wait) -> Stream:
+def await_stream(client: Client, name: str, wait: Wait, go_on: Callable[[], object] = lambda: None) -> Stream:
     """Return the stream once it has a spec. For a name that is probably misspelt, the wait says so at once.
 
-    Raises StreamNotFound, WaitTimeout.
+    ``go_on`` is called in each turn, and raises to end the wait. Raises StreamNotFound, WaitTimeout.
     """
     keys = StreamKeys(name)
     first_word_s: float | None = None
     while True:
+        go_on()
         event = last_event(client, keys)
         stream = find_stream(client, name)
         if stream is not None and stream.spec is not None:

@@ -45,6 +45,8 @@ class Gateway:
         self._url, self._tokens, self._origins, self._limits, self._notify = url, tokens, origins, limits, notify
         self._places = Places(limits)
         self._http: dict[str, HttpMember] = {}
+        self._leaving: list[GatewayMember] = []
+        """The members without a client that have a place until their threads end."""
         self._rates: dict[Grant, RateLimit] = {}
         self._reported_s: dict[str, float] = {}
         self._pool = ThreadPoolExecutor(limits.members + 4, "penstock-gateway")
@@ -83,8 +85,7 @@ class Gateway:
             socket.state.pending.accept()
             require_grant(message, grant)
             size = batch_size_in(message)
-            with self._places.held(grant):
-                await self._serve(socket, grant, size)
+            await self._serve(socket, grant, size)
             with suppress(WebSocketDisconnect, RuntimeError):  # the client closed it
                 await socket.close()
         except Refusal as refusal:
@@ -108,6 +109,7 @@ class Gateway:
         return message
 
     async def _serve(self, socket: WebSocket, grant: Grant, batch_size: int) -> None:
+        self._places.take(grant)
         events, deliver = _mailbox()
         member = GatewayMember(self._url, grant, batch_size, self._limits, deliver)
         client = socket.client.host if socket.client else "a client"
@@ -239,7 +241,6 @@ class Gateway:
     async def _end(self, held: HttpMember) -> None:
         if self._http.pop(held.member.name, None) is not None:
             await self._stop(held.member)
-            self._places.give_back(held.member.grant)
             self._notify(f"{held.member.name} leaves {held.member.grant}")
 
     async def _sweep(self) -> None:
@@ -248,6 +249,7 @@ class Gateway:
             await asyncio.sleep(min(1.0, self._limits.lease_s / 4))
             for held in [one for one in self._http.values() if one.idle_s > self._limits.lease_s]:
                 await self._end(held)
+            self._give_back()
 
     async def _refused(self, _: Request, refusal: Refusal) -> Response:
         self._tell(refusal)
@@ -271,8 +273,18 @@ class Gateway:
 
     async def _stop(self, member: GatewayMember) -> int:
         """Let a member leave its group, also if the request for it was cancelled."""
-        left: int = await asyncio.shield(self._in_pool(member.stop))
+        try:
+            left: int = await asyncio.shield(self._in_pool(member.stop))
+        finally:
+            self._leaving.append(member)
+            self._give_back()
         return left
+
+    def _give_back(self) -> None:
+        """Give back the places of members whose threads have ended. One that joins a group may wait for its server."""
+        for member in [one for one in self._leaving if not one.is_running]:
+            self._leaving.remove(member)
+            self._places.give_back(member.grant)
 
 
 class HttpMember:

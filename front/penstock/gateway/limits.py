@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -116,12 +115,3 @@ class Places:
     def give_back(self, grant: Grant) -> None:
         """Count a member less."""
         self._taken[grant] -= 1
-
-    @contextmanager
-    def held(self, grant: Grant) -> Iterator[None]:
-        """Hold a place while something runs."""
-        self.take(grant)
-        try:
-            yield
-        finally:
-            self.give_back(grant)

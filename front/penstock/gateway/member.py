@@ -23,6 +23,8 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 
+STOP_S = 2.0
+"""The time for a member's thread to end. One that waits for a stream or an epoch looks each second."""
 UNSENT_BATCHES = 2
 """The batches that are encoded and not sent, at most."""
 
@@ -69,9 +71,17 @@ class GatewayMember:
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether its thread lives."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Join the group, in a thread."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the process has as many threads as it may
+            self._deliver(Ended(Refusal(FAILED, "the gateway has no thread for another member: try again later")))
 
     # --- what the client asks for ---
 
@@ -127,6 +137,8 @@ class GatewayMember:
         if loader is not None:
             with suppress(PenstockError):  # the server is away: the leases lapse by themselves
                 loader.close()
+        if self.is_running:
+            self._thread.join(STOP_S)
         return left
 
     # --- the thread ---

@@ -250,6 +250,27 @@ def test_a_batch_over_the_limit_is_refused_before_it_is_whole(any_url: str) -> N
     assert 100_000 < int(found[1].replace(",", "")) < 150_000, "the limit and one block, of 2,000,000 bytes"
 
 
+@pytest.mark.parametrize("waits_for", ["stream", "epoch"])
+def test_a_client_that_leaves_a_waiting_member_leaves_no_thread(any_url: str, any_client: Any, waits_for: str) -> None:
+    """A member without a stream or an epoch waited on after its client left, and the limit of members counted none."""
+    if waits_for == "epoch":
+        penstock.Writer("train", url=any_url, spec={"x": ("uint8", ())}).close()
+    threads = []
+    with gateway_for(any_url, GROUP, "--members", "1") as gateway:
+        for _ in range(8):
+            blocked = any_client.info("clients")["blocked_clients"]
+            with raw(gateway.url) as connection:
+                connection.send(json.dumps({**OPEN, "token": gateway.token}))
+                connection.send(json.dumps({"type": "epoch"}))
+                connection.send(json.dumps({"type": "credits", "batches": 1}))
+                while any_client.info("clients")["blocked_clients"] <= blocked:
+                    pass
+                connection.send(json.dumps({"type": "close"}))
+                assert refusal_of(connection) == ("", 1000, "")
+            threads.append(len(list(Path(f"/proc/{gateway.process.pid}/task").iterdir())))
+    assert threads[-1] <= threads[0] + 4, threads  # the pool has 5 at most
+
+
 def test_a_client_that_takes_nothing_is_closed_and_delays_nobody(any_url: str) -> None:
     """Its batches go to the others once it has taken nothing for the time of a lease."""
     written = write_train(any_url, side=256)
