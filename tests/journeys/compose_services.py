@@ -42,9 +42,9 @@ def load_services(variables: Mapping[str, str] | None = None) -> dict[str, Servi
 
 
 def load_secrets() -> dict[str, Path]:
-    """Return the file of each secret, relative to the repository."""
-    document = yaml.safe_load((ROOT / "compose.yaml").read_text())
-    return {name: Path(secret["file"]) for name, secret in document["secrets"].items()}
+    """Return the file of each secret of both files, relative to the repository."""
+    documents = [yaml.safe_load((ROOT / name).read_text()) for name in ("compose.yaml", "compose.monitoring.yaml")]
+    return {name: Path(secret["file"]) for document in documents for name, secret in document["secrets"].items()}
 
 
 def make_secrets(home: Path) -> dict[str, Path]:

@@ -241,9 +241,10 @@ def test_whoever_needs_a_secret_names_it_and_nobody_else() -> None:
     }
     assert given == needed
     assert given["trainer-a"] == {"redis-url"}
+    monitoring = yaml.safe_load((ROOT / "compose.monitoring.yaml").read_text())["services"]
     sources = {
         secret if isinstance(secret, str) else secret["source"]
-        for service in load_services().values()
+        for service in [*load_services().values(), *monitoring.values()]
         for secret in service.get("secrets", [])
     }
     assert sources == set(load_secrets())
@@ -260,6 +261,22 @@ def test_secrets_are_made_once_and_in_a_folder_that_nobody_else_can_enter(tmp_pa
     assert again.stderr == "docker/secrets is there already and stays as it is\n"
     assert {name: path.read_text() for name, path in secrets.items()} == before
     assert "/docker/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_grafana_has_a_password_of_its_own_also_beside_earlier_secrets(tmp_path: Path) -> None:
+    """Users of the Docker host reach its address, and everyone knows its default password."""
+    secrets = make_secrets(tmp_path)
+    made = secrets["grafana-password"].read_text()
+    assert len(made) == 64
+    secrets["grafana-password"].unlink()
+    before = {name: path.read_text() for name, path in secrets.items() if path.exists()}
+    subprocess.run([tmp_path / "docker" / "make-secrets.sh"], check=True)
+    assert secrets["grafana-password"].read_text() != made
+    assert secrets["grafana-password"].stat().st_mode & 0o777 == 0o644
+    assert {name: secrets[name].read_text() for name in before} == before
+    grafana = yaml.safe_load((ROOT / "compose.monitoring.yaml").read_text())["services"]["grafana"]
+    assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana-password"
+    assert grafana["secrets"] == ["grafana-password"]
 
 
 def test_the_streams_server_keeps_freed_pages() -> None:
