@@ -16,7 +16,7 @@ class PenstockError(Exception):
 
     def __str__(self) -> str:
         """Return the text as one line. It may quote names and words of a server, which must not control a terminal."""
-        return printable(super().__str__())
+        return printable(super().__str__().replace("\n", " "))
 
 
 class MissingExtra(PenstockError, ModuleNotFoundError):

@@ -17,7 +17,7 @@ from penstock_common.server.error_translation import translated
 from penstock_common.stream.groups.roster import unknown_group
 
 CONTROLS = "\x1b]0;OWNED\x07\x1b[2J\x9b31m\r\nforged\u2028line"
-SPELLED = r"\x1b]0;OWNED\x07\x1b[2J\x9b31m\r\nforged\u2028line"
+SPELLED = r"\x1b]0;OWNED\x07\x1b[2J\x9b31m\r forged\u2028line"
 TRAINER = "import sys, penstock; penstock.Loader('train', group='g', url=sys.argv[1], batch_size=4)"
 
 
