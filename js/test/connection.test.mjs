@@ -209,6 +209,11 @@ test("TLS checks the certificate, and carries the same bytes", async () => {
     });
   }
   assert.deepEqual(said, []); // it is not tried again
+  const other = { ...near, hostname: "127.0.0.1" }; // the certificate does not name it
+  const named = collect({ url: address({ ...other, query: { ssl_ca_certs: cert } }) });
+  await assert.rejects(named, /write a host that the certificate names; \?ssl_check_hostname=false/);
+  const anyName = { ssl_ca_certs: cert, ssl_check_hostname: "false" };
+  assert.deepEqual(await ask(address({ ...other, query: anyName }), ["PING"]), ["PONG"]);
   const strict = await front(() => {}, {
     listener: createTlsServer({ ...identity, ca: identity.cert, requestCert: true, rejectUnauthorized: true }),
   });

@@ -104,6 +104,9 @@ function notAnAddress(why = ""): BadOption {
   return new BadOption(`\`url\` is no address${why}: ${FORMS}`);
 }
 
+/** The texts that redis-py takes for no. */
+const NO = /^(0|f|false|n|no)$/i;
+
 /** Return the options of TLS. Their names in the address are those of redis-py. */
 function tlsOptions(given: URLSearchParams): object {
   const file = (name: string) => (given.has(name) ? readFileSync(given.get(name) as string) : undefined);
@@ -112,6 +115,7 @@ function tlsOptions(given: URLSearchParams): object {
     cert: file("ssl_certfile"),
     key: file("ssl_keyfile"),
     rejectUnauthorized: given.get("ssl_cert_reqs") !== "none",
+    ...(NO.test(given.get("ssl_check_hostname") ?? "") && { checkServerIdentity: () => undefined }),
   };
 }
 

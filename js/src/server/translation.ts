@@ -54,7 +54,7 @@ function unreachable(error: Error & { readonly code?: string; readonly reason?: 
   }
   if (isTls && UNTRUSTED.test(kind)) {
     const fix = kind.includes("ALTNAME")
-      ? "write a host that the certificate names"
+      ? "write a host that the certificate names; ?ssl_check_hostname=false in the URL takes any"
       : "name its CA with ?ssl_ca_certs=FILE in the URL";
     return away(`the certificate shown at ${where} is not trusted (${text}): ${fix}`, true);
   }
