@@ -36,7 +36,7 @@ from penstock_common.server.error_translation import (
 )
 from penstock_common.server.hosts import is_host
 from penstock_common.server.pool import ClientPool
-from penstock_common.server.slots import Key, key_of, slot_of
+from penstock_common.server.slots import SLOTS, Key, key_of, slot_of
 from penstock_common.server.topology import MapWatcher, SlotMap
 from penstock_common.server.watcher import Address
 from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest
@@ -308,7 +308,7 @@ class ControlClient(redis.Redis):
         """Return whether a server said which other one holds the key. The next `node_of` returns that one."""
         if self._slots is None or not isinstance(error, foreign.MovedError):
             return False
-        if error.host and not is_host(str(error.host)):
+        if (error.host and not is_host(str(error.host))) or not 0 <= int(error.slot_id) < SLOTS:
             return False
         self._slots.moved(int(error.slot_id), (str(error.host), int(error.port)))
         return True

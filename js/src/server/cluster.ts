@@ -3,6 +3,7 @@ import { type Address, whereIs } from "./address.js";
 import { Connection } from "./connection.js";
 import { ErrorReply } from "./resp.js";
 import { nodeAt, SlotMap, type SlotRange } from "./slotMap.js";
+import { SLOTS } from "./slots.js";
 import { translated } from "./translation.js";
 import type { Sending, Transport } from "./transport.js";
 
@@ -120,7 +121,7 @@ export class Cluster implements Transport {
   /** Return whether the node said which other one holds the slot. The next command goes there. */
   #follow(error: Error, master: Address): boolean {
     const [, slot, host = "", port] = (error instanceof ErrorReply && MOVED.exec(error.message)) || [];
-    if (slot === undefined) return false;
+    if (slot === undefined || Number(slot) >= SLOTS) return false;
     this.#map.moved(Number(slot), nodeAt(master, host, Number(port)));
     return true;
   }

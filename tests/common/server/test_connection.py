@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,35 @@ class SocketOfAnotherKind:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._sock, name)
+
+
+@contextmanager
+def strange_node(*, last: int, **answers: bytes) -> Iterator[str]:
+    """Yield the URL of what answers as the only node of a cluster, with the slots 0 to ``last``.
+
+    Args:
+        answers: what it answers to commands of these names.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        port = node.getsockname()[1]
+        slots = b"*1\r\n*3\r\n:0\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % (last, port)
+        known = {b"HELLO": b"*2\r\n$4\r\nmode\r\n$7\r\ncluster\r\n", b"CLUSTER": slots}
+        known |= {name.encode(): answer for name, answer in answers.items()}
+
+        def answer(peer: socket.socket) -> None:
+            with suppress(OSError), peer, peer.makefile("rb") as words:
+                for line in words:
+                    if line.startswith(b"*"):  # a command, of which the name decides
+                        words.readline()
+                        peer.sendall(known.get(words.readline().strip(), b"+PONG\r\n"))
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=answer, args=(node.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"redis://127.0.0.1:{port}"
 
 
 def closed_port() -> int:
@@ -170,23 +199,18 @@ class TestConnect:
     @pytest.mark.parametrize("last", [16_384, 10**8, 2**62, -2])
     def test_a_node_that_names_slots_that_no_cluster_has_is_refused(self, last: int) -> None:
         """A map with a place for each of them would take all memory of a trainer."""
-        answers = {b"HELLO": b"*2\r\n$4\r\nmode\r\n$7\r\ncluster\r\n"}
-        answers[b"CLUSTER"] = b"*1\r\n*3\r\n:0\r\n:%d\r\n*2\r\n$9\r\n127.0.0.1\r\n:6379\r\n" % last
-        with socket.create_server(("127.0.0.1", 0)) as node:
+        with (
+            strange_node(last=last) as url,
+            pytest.raises(ServerUnavailable, match=f"slots 0 to {last}, expected some of 0 to 16383"),
+        ):
+            connect(url)
 
-            def serve() -> None:
-                with suppress(OSError):
-                    while True:
-                        peer, _ = node.accept()
-                        with peer, peer.makefile("rb") as words:
-                            for line in words:
-                                if line.startswith(b"*"):  # a command, of which the name decides
-                                    words.readline()
-                                    peer.sendall(answers.get(words.readline().strip(), b"+PONG\r\n"))
-
-            threading.Thread(target=serve, daemon=True).start()
-            with pytest.raises(ServerUnavailable, match=f"slots 0 to {last}, expected some of 0 to 16383"):
-                connect(f"redis://127.0.0.1:{node.getsockname()[1]}")
+    @pytest.mark.parametrize("slot", [16_384, 2**62])
+    def test_a_redirection_of_a_slot_that_no_cluster_has_is_refused(self, slot: int) -> None:
+        """The map has no place for it, and a trainer ended with IndexError."""
+        moved = b"-MOVED %d 127.0.0.1:6379\r\n" % slot
+        with strange_node(last=16_383, GET=moved) as url, connect(url) as client, pytest.raises(PenstockError):
+            client.get("key")
 
     def test_commands_are_never_repeated_silently(self, any_server: EmbeddedServer) -> None:
         """redis-py's default repeats ten times; a repeated XADD is a duplicate."""
