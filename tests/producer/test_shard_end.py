@@ -311,8 +311,8 @@ def test_a_missing_entry_is_excused_if_no_group_for_which_data_is_held_lacks_it(
     assert forged() is first  # the epoch is not marked
     any_client.hset(partition.roster, "t:0", "1")
     assert forged() is None
-    with_group("a: it reads later epochs", first=1)
-    with_group("b: no data is held for it", holds=False)
+    with_group("a", first=1)  # it reads later epochs
+    with_group("b", holds=False)  # no data is held for it
     assert forged() is None
     with_group("c")
     assert forged() is first
