@@ -284,9 +284,12 @@ def test_workers_tell_once_what_fills_the_budget_and_that_they_go_on(any_url: st
         with penstock.Loader("train", group="g", batch_size=10, url=any_url) as loader:
             assert sum(batch.size for batch in loader) == SAMPLES
         awaited(lambda: "no longer" in worker.errors())
-        told, over = [line for line in worker.errors().splitlines() if "wait" in line]
-    assert re.fullmatch(r"waiting: the budget of 'train' is full \(.*\) and no group reads it: .*", told)
-    assert re.fullmatch(r"writers of 'train' no longer wait, after \d+ s", over)
+        told, *after = [line for line in worker.errors().splitlines() if "wait" in line]
+    without_a_group = r"waiting: the budget of 'train' is full \(.*\) and no group reads it: .*"
+    assert re.fullmatch(without_a_group, told)
+    # on a busy machine they may also wait for the trainer
+    assert not any(re.fullmatch(without_a_group, line) for line in after), after
+    assert any(re.fullmatch(r"writers of 'train' no longer wait, after \d+ s", line) for line in after), after
 
 
 def test_waits_are_told_once_a_stream_and_reason_until_they_are_over() -> None:
