@@ -351,6 +351,7 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
             "retry": Retry(NoBackoff(), 0),
             **_without_maintenance(),
             **_driver(),
+            **_parser(),
         }
         client: Any
         if is_sentinel_url(url):
@@ -456,6 +457,12 @@ def _without_maintenance() -> dict[str, Any]:
     except ImportError:
         return {}
     return {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+
+
+def _parser() -> dict[str, Any]:
+    """Return the option by which redis-py tells redirections from other refusals, in versions that need it."""
+    parser = getattr(redis.cluster, "ClusterParser", None)
+    return {} if parser is None else {"parser_class": parser}
 
 
 @cache
