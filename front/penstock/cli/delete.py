@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if gone.left:
             console.notice(
                 f"its segments in {gone.left} cannot be removed from here, or that folder holds something else: look "
-                "what it holds, and remove it on its host"
+                "at what it holds, and remove it on its host"
             )
     return 0
 

@@ -64,8 +64,8 @@ class PendingConnection:
         else:
             parse(data)
 
-    def allows(self, frames: int) -> bool:
-        """Return whether the connection may send so many further frames."""
+    def spend(self, frames: int) -> bool:
+        """Count frames that came. Return whether the connection may send them."""
         if self in self._others:
             self._frames -= frames
         return self._frames >= 0
@@ -85,7 +85,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_events(self) -> None:
         """Handle the frames of one piece."""
-        if self.app_state["pending"].allows(len(self.conn.events)):
+        if self.app_state["pending"].spend(len(self.conn.events)):
             super().handle_events()
         else:
             self.app_state["pending"].end()
