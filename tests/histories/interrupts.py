@@ -23,7 +23,7 @@ from penstock_consumer.read import heartbeat as heartbeat_module
 from penstock_consumer.read import ordered as ordered_module
 from penstock_consumer.read import shared as shared_module
 from penstock_consumer.read.heartbeat import Heartbeat
-from penstock_producer.write import quota as quota_module
+from penstock_producer.write import resources as resources_module
 from penstock_producer.write import shard as shard_module
 from penstock_producer.write import unconfirmed as unconfirmed_module
 from penstock_producer.write import writer as writer_module
@@ -123,7 +123,7 @@ class Interrupts:
                 (shard_module, "FIRST_LINGER_S", 1e9), (shard_module, "LINGER_S", 1e9),
                 (writer_module, "SEAL_CHECK_S", 1e9),
                 (shared_module, "OTHERS_S", 0.0), (ordered_module, "BLOCK_MS", 1),
-                (unconfirmed_module, "ASK_S", 1e9), (quota_module, "ASK_EVERY_S", 0.0),
+                (unconfirmed_module, "ASK_S", 1e9), (resources_module, "ASK_EVERY_S", 0.0),
                 (heartbeat_module, "LONGEST_LOOK_S", 0.0), (presence_module, "UNSEEN_MS", 1e12),
             ):  # fmt: skip
                 stack.enter_context(patch.object(target, name, new))

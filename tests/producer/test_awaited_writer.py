@@ -7,8 +7,7 @@ import pytest
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_producer.write.admission import NOTE_AFTER_S, AdmissionControl
-from penstock_producer.write.quota import ORDER_LOOK_S
-from penstock_producer.write.resources import SharedResources
+from penstock_producer.write.resources import ORDER_LOOK_S, SharedResources
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
 

@@ -237,7 +237,7 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
         return sending
 
     monkeypatch.setattr(Committer, "_execute", executed)
-    monkeypatch.setattr("penstock_producer.write.quota.ASK_EVERY_S", 3600.0)  # it uses the earlier answer
+    monkeypatch.setattr("penstock_producer.write.resources.ASK_EVERY_S", 3600.0)  # it uses the earlier answer
     server = fresh_server()
     with redis.Redis.from_url(server.url) as client, writer_of(server.url, room_wait_s=0.05) as writer:
         shard = writer.epoch(0, sizes=[8]).shard(0)

@@ -15,8 +15,7 @@ from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load
 from penstock_common.tuning import Tuning
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.cleaner import Cleaner
-from penstock_producer.write.quota import ORDER_LOOK_S, AdmissionOrder
-from penstock_producer.write.resources import SharedResources
+from penstock_producer.write.resources import ORDER_LOOK_S, AdmissionOrder, SharedResources
 from penstock_producer.write.trimmer import FAR_S
 from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored

@@ -50,7 +50,7 @@ from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, can_make_again
 from penstock_producer.sources.transform import Transform, seen_through
-from penstock_producer.write.quota import unfinished_shards
+from penstock_producer.write.resources import unfinished_shards
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer, WriterHooks
 

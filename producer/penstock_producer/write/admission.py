@@ -24,7 +24,6 @@ from penstock_common.stream.streams import Stream
 from penstock_producer.write.cleaner import GROUP_SILENT_MS
 from penstock_producer.write.quota import (
     LACKING,
-    ORDER_LOOK_S,
     Admission,
     AdmissionWait,
     QuotaState,
@@ -34,7 +33,7 @@ from penstock_producer.write.quota import (
     find_refusal,
     pause_s,
 )
-from penstock_producer.write.resources import SharedResources
+from penstock_producer.write.resources import ORDER_LOOK_S, SharedResources
 
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster. Shorter waits are usual while a budget is full."""
