@@ -299,9 +299,9 @@ class TestOtherServers:
                 run.commit(block(8, 12, [9]), bad)
                 run.commit_all()
             assert run.position == 8
-            first, last = (SentBlock(*one, 0, 0, "", [], MEMORY, MEMORY) for one in run.unconfirmed()[:2])
+            first, last = (SentBlock(*one, 0, 0, "", [], MEMORY, MEMORY) for one in run.blocks_to_move()[:2])
             run._sent = {"nothing": None, "the first": first, "the last": last}.get(under_way, run._sent)
-            kept = [(found.first, found.end, why) for found, why in run.unconfirmed()]
+            kept = [(found.first, found.end, why) for found, why in run.blocks_to_move()]
             assert kept == [(0, 4, {2: "bad"}), (4, 8, {}), *[(8, 12, bad)] * (under_way == "a new one")]
             run.close()
             follows[0] = False

@@ -93,7 +93,7 @@ class Notes:
         """See Committer."""
         self.dropped.append(block)
 
-    def unconfirmed(self) -> list[tuple[Block, Mapping[int, str]]]:
+    def blocks_to_move(self) -> list[tuple[Block, Mapping[int, str]]]:
         """See Committer."""
         return self.sent
 

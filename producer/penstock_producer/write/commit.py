@@ -56,7 +56,7 @@ from penstock_common.stream.manifest import (
     open_again,
     state_damage,
 )
-from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_command, unconfirmed
+from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_command, unconfirmed_notice
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
@@ -200,7 +200,7 @@ class Committer:
     def _is_anothers(self) -> bool:
         return self._is_taken or self._progress.writer not in (None, self._token)
 
-    def unconfirmed(self) -> list[tuple[Block, Mapping[int, str]]]:
+    def blocks_to_move(self) -> list[tuple[Block, Mapping[int, str]]]:
         """Return what was sent to a shard that is another writer's, for this writer's next shard.
 
         Raises ShardMismatch where the server lost samples that it had committed there, and that are not kept.
@@ -677,4 +677,4 @@ class Committer:
                 continue
             if lacking and not bear_shortfall(wait, self._durability, lacking, self._should_stop):
                 self._resources.replicas.lost(roster)
-                self._notify(unconfirmed(self._stream.name, self._client.node_of(roster).server))
+                self._notify(unconfirmed_notice(self._stream.name, self._client.node_of(roster).server))

@@ -322,7 +322,7 @@ class ShardWriter:
         """
         if self._take_another is None:
             raise error
-        blocks, before = [*self._committer.unconfirmed(), *self._uncommitted], self._committer
+        blocks, before = [*self._committer.blocks_to_move(), *self._uncommitted], self._committer
         self._committer, self._shard, self._finish = self._take_another()
         at = self._committer.position
         # it is empty, and its blocks may be made in a segment that is given back

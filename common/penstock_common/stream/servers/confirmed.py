@@ -21,7 +21,7 @@ from penstock_common.stream.servers.durability import (
     ReplicaWatch,
     bear_shortfall,
     touch_command,
-    unconfirmed,
+    unconfirmed_notice,
 )
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
@@ -100,7 +100,7 @@ class Confirmer:
     def _give_up(self, lacking: dict[str, str]) -> None:
         for key in lacking:
             self._watch.lost(key)
-            self._notify(unconfirmed(self._stream.name, self._client.node_of(key).server))
+            self._notify(unconfirmed_notice(self._stream.name, self._client.node_of(key).server))
 
     # --- for a question ---
 

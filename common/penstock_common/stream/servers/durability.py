@@ -276,10 +276,10 @@ def make_safe(
         if not bear_shortfall(wait, durability, " and ".join(lacking.values()), should_stop):
             for key in lacking:
                 watch.lost(key)
-                notify(unconfirmed(stream.name, client.node_of(key).server))
+                notify(unconfirmed_notice(stream.name, client.node_of(key).server))
 
 
-def unconfirmed(name: str, where: str) -> str:
+def unconfirmed_notice(name: str, where: str) -> str:
     """Return the notice on a server whose replica does not answer any more, for the level `auto`."""
     return (
         f"no replica of {server_at(where)} has confirmed the newest writes to {name!r} for {AUTO_S:.0f} s: they are "
