@@ -212,6 +212,11 @@ def _refused(error: foreign.ResponseError, server: str) -> PenstockError:
         )
     if (failure := _hindered(error, text, server)) is not None:
         return failure
+    if "DB index is out of range" in text:
+        return ServerUnsuitable(
+            f"{server_at(server)} has no database of this number: end the address with a lower one, as /0 "
+            "(`redis-cli CONFIG GET databases` says how many it has)"
+        )
     if is_unknown_command(error):
         return ServerUnsuitable(f"{server_at(server)} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
     return ReplyError(error, server)

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import redis
 from redis import exceptions as foreign
 
+from penstock_common.server.hosts import named_address
 from penstock_common.server.pool import ClientPool
 from penstock_common.server.watcher import ASK_S, Address, Watcher
 from penstock_common.stall_detector import STALL_DETECTOR
@@ -85,8 +86,9 @@ class SentinelService:
         for where in list(self._in_turn) or self.hosts:
             try:
                 if answer := self._ask(where, within_s):
+                    primary = named_address(*answer)
                     self._in_turn[:] = [where, *(other for other in self.hosts if other != where)]
-                    return bytes(answer[0]).decode(), int(answer[1])
+                    return primary
                 found.append(f"{where[0]}:{where[1]} knows no service {self.name!r}")
             except (foreign.RedisError, OSError) as error:
                 found.append(f"{where[0]}:{where[1]}: {error}")
@@ -101,7 +103,10 @@ class SentinelService:
         try:
             connection.connect()
             connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
-            return connection.read_response()
+            answer = connection.read_response()
+            if answer is not None and not (isinstance(answer, list) and len(answer) == 2):
+                raise foreign.InvalidResponse(f"it answered {answer!r:.80}, expected a host and a port")
+            return answer
         finally:
             connection.disconnect()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import exceptions as foreign
 
-from penstock_common.server.hosts import is_host
+from penstock_common.server.hosts import named_address
 from penstock_common.server.slots import SLOTS, slot_of
 from penstock_common.server.watcher import ASK_S, Address, Watcher
 
@@ -106,12 +106,15 @@ class SlotMap:
         """Take an answer: ranges of slots, each with its master and its replicas."""
         masters: list[Address | None] = [None] * SLOTS
         nodes: list[Address] = []
-        for first, last, master, *replicas in answer:
-            if not 0 <= int(first) <= int(last) < SLOTS:  # a list of that many addresses would take all memory
-                raise foreign.InvalidResponse(f"slots {first} to {last}, expected some of 0 to {SLOTS - 1}")
-            there = [self._address(node, asked) for node in (master, *replicas)]
-            masters[int(first) : int(last) + 1] = [there[0]] * (int(last) - int(first) + 1)
-            nodes += there
+        try:
+            for first, last, master, *replicas in answer:
+                if not 0 <= int(first) <= int(last) < SLOTS:  # a list of that many addresses would take all memory
+                    raise foreign.InvalidResponse(f"slots {first} to {last}, expected some of 0 to {SLOTS - 1}")
+                there = [self._address(node, asked) for node in (master, *replicas)]
+                masters[int(first) : int(last) + 1] = [there[0]] * (int(last) - int(first) + 1)
+                nodes += there
+        except (TypeError, ValueError) as error:
+            raise foreign.InvalidResponse(f"CLUSTER SLOTS answered {answer!r:.80}, expected ranges of slots") from error
         is_other = masters != self._masters
         self._masters, self._nodes = masters, list(dict.fromkeys(nodes))
         self.changes += is_other  # after that: who sees the new number sees the new map
@@ -119,12 +122,8 @@ class SlotMap:
     @staticmethod
     def _address(node: Sequence[Any], asked: Address) -> Address:
         """Return a node's address. A node without a host name is at the host that was asked (the specification)."""
-        host = bytes(node[0] or b"").decode()
-        if host in ("", "?"):
-            return asked[0], int(node[1])
-        if not is_host(host):
-            raise foreign.ConnectionError(f"it names a node {host[:80]!r}, which is no host")
-        return host, int(node[1])
+        host, port, *_ = node
+        return named_address(asked[0] if host in (None, b"", b"?") else host, port)
 
 
 class MapWatcher(Watcher):

@@ -172,6 +172,11 @@ class TestConnect:
         ):
             client.set("k", "v")
 
+    def test_a_database_that_a_server_lacks_is_named_with_what_to_do(self, fresh_server: Fresh) -> None:
+        """The server's own words name neither the number nor what to change."""
+        with fresh_server() as server, pytest.raises(ServerUnsuitable, match=r"/99 has no database of this.* as /0"):
+            connect(f"{server.url}/99")
+
     def test_a_server_that_stops_answering_is_reported_within_the_timeout(self) -> None:
         """A stopped process still accepts connections."""
         with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -206,6 +211,35 @@ class TestConnect:
             pytest.raises(ServerUnavailable, match=f"slots 0 to {last}, expected some of 0 to 16383"),
         ):
             connect(url)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b":7\r\n", b"*1\r\n:7\r\n", b"*1\r\n*2\r\n:0\r\n:9\r\n", b"*1\r\n*3\r\n:0\r\n:9\r\n:7\r\n",
+            b"*1\r\n*3\r\n:0\r\n$1\r\nx\r\n*2\r\n$1\r\nh\r\n:1\r\n", b"*1\r\n*3\r\n:0\r\n:9\r\n*1\r\n$1\r\nh\r\n",
+            b"*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n:4000000000\r\n$1\r\nx\r\n",
+            b"*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$1\r\nh\r\n:70000\r\n",
+        ],
+    )  # fmt: skip
+    def test_a_map_of_another_form_is_refused(self, answer: bytes) -> None:
+        """A trainer ended with a TypeError in the words of Python."""
+        with strange_node(last=0, CLUSTER=answer) as url, pytest.raises(ServerUnavailable, match="no node of the clus"):
+            connect(url)
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            (b"*2\r\n$8\r\n-oProxy=\r\n$4\r\n6379\r\n", "'-oProxy=', which is no host"),
+            (b"*2\r\n:4000000000\r\n$4\r\n6379\r\n", "4000000000, which is no host"),
+            (b"*2\r\n$1\r\nh\r\n$5\r\n70000\r\n", "at the port b'70000', which is none"),
+            (b"*1\r\n$1\r\nh\r\n", "expected a host and a port"),
+            (b":1\r\n", "expected a host and a port"),
+        ],
+    )
+    def test_a_sentinel_that_names_no_server_is_refused(self, answer: bytes, said: str) -> None:
+        """The name would be in the addresses of all messages, and in the commands that they propose."""
+        with strange_node(last=0, SENTINEL=answer) as url, pytest.raises(ServerUnavailable, match=said):
+            connect(f"{url.replace('redis', 'redis+sentinel')}/feed")
 
     def test_a_redirection_is_followed_with_any_redis_py(self, any_server: EmbeddedServer) -> None:
         """Older versions tell it from other refusals only if asked, and each slot that moved ended a trainer."""
