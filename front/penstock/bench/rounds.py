@@ -1,4 +1,7 @@
-"""The processes of one turn: some trainers, all fed in the same way, and with Penstock a producer, too.
+"""The processes of one turn, which measures one method with one number of trainers.
+
+A turn has trainers, all fed in the same way, and with Penstock a producer, too. A round has a turn of each method and
+number.
 
 All are forked from a process without threads, and end with it. A turn is timed from batch to batch, once every trainer
 has had its first batches, so starts and imports are not counted.
@@ -85,8 +88,8 @@ class FeedMethod:
 class BenchTurn:
     """The processes of one turn, as a ``with`` block."""
 
-    def __init__(self, setup: BenchSetup, side: FeedMethod, trainers: int) -> None:
-        self._setup, self._side, self._trainers = setup, side, trainers
+    def __init__(self, setup: BenchSetup, method: FeedMethod, trainers: int) -> None:
+        self._setup, self._method, self._trainers = setup, method, trainers
         self._cells = _FORK.Array("d", 2 * trainers)
         """For each trainer, its samples and the time of the latest of them."""
         self._complaints = _FORK.SimpleQueue()
@@ -101,7 +104,7 @@ class BenchTurn:
         began = time.monotonic()
         for number in range(self._trainers):  # inside the `with` block, which ends the processes after any interruption
             self._start(self._train, number, max(1, self._setup.workers // self._trainers))
-        if self._side.feed is None:
+        if self._method.feed is None:
             self._start(self._produce)
         self._await(lambda: all(self._look()[::2]))
         left = max(seconds / 4, began + seconds - time.monotonic())
@@ -125,7 +128,7 @@ class BenchTurn:
             if process.is_alive():
                 process.kill()
                 process.join()
-        if self._side.feed is None:
+        if self._method.feed is None:
             with contextlib.suppress(PenstockError), connect(self._setup.url) as client:
                 delete_stream(client, STREAM)
 
@@ -142,9 +145,11 @@ class BenchTurn:
         while not is_true():
             if (ended := next((each for each in self._processes if not each.is_alive()), None)) is not None:
                 why = f"a process ended with exit code {ended.exitcode}"
-                raise PenstockError(f"{self._side.name}: {why if self._complaints.empty() else self._complaints.get()}")
+                raise PenstockError(
+                    f"{self._method.name}: {why if self._complaints.empty() else self._complaints.get()}"
+                )
             if time.monotonic() > until:
-                raise PenstockError(f"{self._side.name}: no batch of some trainer in {patience_s:.0f} s")
+                raise PenstockError(f"{self._method.name}: no batch of some trainer in {patience_s:.0f} s")
             time.sleep(_LOOK_S)
 
     # --- in the processes -----------------------------------------------------------------------------------------
@@ -171,7 +176,7 @@ class BenchTurn:
             raise SystemExit(1) from None
 
     def _train(self, number: int, workers: int) -> None:
-        for samples in self._from_stream(number) if self._side.feed is None else self._from_feed(workers):
+        for samples in self._from_stream(number) if self._method.feed is None else self._from_feed(workers):
             with self._cells.get_lock():
                 self._cells[2 * number] += samples
                 self._cells[2 * number + 1] = time.monotonic()
@@ -180,8 +185,8 @@ class BenchTurn:
         """Yield batches, and end between two of them, because torch's workers report an interrupted batch."""
         ended = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: ended.set())
-        assert self._side.feed is not None
-        for samples in self._side.feed(self._setup.source, self._setup.batch, workers):
+        assert self._method.feed is not None
+        for samples in self._method.feed(self._setup.source, self._setup.batch, workers):
             yield samples
             if ended.is_set():
                 return
@@ -201,7 +206,7 @@ class BenchTurn:
             spec=setup.spec,
             is_endless=True,
             budget_bytes=setup.budget_bytes,
-            payload=self._side.payload,
+            payload=self._method.payload,
         )
         options = WorkerOptions(url=setup.url, queue_url=setup.url, queue=STREAM)
         with Production(plan, options, workers=setup.workers, notify=_quiet) as production:
@@ -211,7 +216,7 @@ class BenchTurn:
 
 def measure(
     setup: BenchSetup,
-    sides: Sequence[FeedMethod],
+    methods: Sequence[FeedMethod],
     trainers: Sequence[int],
     seconds: float,
     tell: Callable[[int, str], None],
@@ -221,16 +226,16 @@ def measure(
     Returns:
         Number of trainers -> name of method -> samples per second in each round.
     """
-    rates: dict[int, dict[str, list[float]]] = {count: {side.name: [] for side in sides} for count in trainers}
-    turns = [(count, side) for count in trainers for side in sides]
+    rates: dict[int, dict[str, list[float]]] = {count: {method.name: [] for method in methods} for count in trainers}
+    turns = [(count, method) for count in trainers for method in methods]
     order = [turn for number in range(rounds_in(seconds)) for turn in (turns if number % 2 == 0 else turns[::-1])]
     until = time.monotonic() + seconds
-    for done, (count, side) in enumerate(order):
+    for done, (count, method) in enumerate(order):
         share = (until - time.monotonic()) / (len(order) - done)
-        with BenchTurn(setup, side, count) as turn:
-            rates[count][side.name].append(turn.rate(max(share, seconds / len(order) / 2)))
+        with BenchTurn(setup, method, count) as turn:
+            rates[count][method.name].append(turn.rate(max(share, seconds / len(order) / 2)))
         whom = "1 trainer" if count == 1 else f"{count} trainers"
-        tell(done + 1, f"{side.name}, {whom}: {rates[count][side.name][-1]:,.0f} samples/s")
+        tell(done + 1, f"{method.name}, {whom}: {rates[count][method.name][-1]:,.0f} samples/s")
     return rates
 
 
@@ -239,14 +244,14 @@ def rounds_in(seconds: float) -> int:
     return 3 if seconds >= 60 else 1
 
 
-def taste(source: AnySource, seconds: float) -> SampleFacts:
+def measure_source(source: AnySource, seconds: float) -> SampleFacts:
     """Make samples for about ``seconds``, in a separate process.
 
     Raises:
         PenstockError: No sample can be made.
     """
     ours, theirs = _FORK.Pipe(duplex=False)
-    process = forked(_taste, theirs, source, seconds)
+    process = forked(_measure_source, theirs, source, seconds)
     theirs.close()
     try:
         found = ours.recv()
@@ -268,7 +273,7 @@ def repeated(config: SourceConfig, source: AnySource, samples: int) -> SourceCon
     return WeightedConfig(parts=(WeightedPart(source=config),), samples=samples)
 
 
-def _taste(pipe: Connection, source: AnySource, seconds: float) -> None:
+def _measure_source(pipe: Connection, source: AnySource, seconds: float) -> None:
     try:
         pipe.send(_costs(source, seconds))
     except Exception as error:
@@ -310,7 +315,7 @@ WORTH = 1.1
 
 @dataclass(frozen=True)
 class RateRatio:
-    """The ratio of two sides' rates in neighbouring turns, over all rounds."""
+    """The ratio of the rates of two methods in neighbouring turns, over all rounds."""
 
     median: float
     low: float
@@ -342,7 +347,7 @@ class Recommendation:
         """Return what to do, and then why."""
         one = self.trainers == 1
         whom, base = ("1 trainer", f"a {self.base}") if one else (f"{self.trainers} trainers", f"one {self.base} each")
-        found = ", ".join(f"{side} {ratio}" for side, ratio in self.ratios.items())
+        found = ", ".join(f"{method} {ratio}" for method, ratio in self.ratios.items())
         doubt = ". The rounds disagree: repeat it on an idle machine, or with more --seconds" if self.is_close else ""
         doubt = ". That was one short round: give it --seconds 120" if self.rounds == 1 else doubt
         use = base if self.use == self.base else self.use
@@ -352,13 +357,13 @@ class Recommendation:
 def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Recommendation:
     """Return the recommendation for the rates of each method, round by round. The first is the one without Penstock."""
     base, *others = rates
-    ratios = {side: _ratio(rates[side], rates[base]) for side in others}
+    ratios = {method: _ratio(rates[method], rates[base]) for method in others}
     use, least = base, RateRatio(1.0, 1.0, 1.0)
     is_close = False
-    for side, ratio in ratios.items():
+    for method, ratio in ratios.items():
         is_close = is_close or ratio.low < least.median * WORTH <= ratio.high
         if ratio.median >= least.median * WORTH:
-            use, least = side, ratio
+            use, least = method, ratio
     return Recommendation(trainers, base, use, ratios, len(rates[base]), is_close)
 
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where segments are fastest
 BUDGET_BYTES = 64 << 20
 """The least budget. It is small, so that memory for payloads is soon used a second time, as in a long training job."""
-TASTE_S = 0.5
-SIDES = 3
+SOURCE_S = 0.5
+"""The time for which the source alone is measured."""
+METHODS = 3
+"""The most methods that are compared."""
 BATCHES = 4
 """The fewest batches of each trainer in a turn. A larger ``--batch-size`` is reduced to fit."""
 
@@ -38,7 +40,13 @@ class _BenchParser(Parser):
         super().__init__(**settings)
         add = self.add_argument
         add("--batch-size", type=whole_number(1), default=64, metavar="N", help="default: %(default)s")
-        add("--trainers", type=whole_number(1), default=4, metavar="N", help="beside one (default: %(default)s)")
+        add(
+            "--trainers",
+            type=whole_number(1),
+            default=4,
+            metavar="N",
+            help="also measure with N trainers (default: %(default)s)",
+        )
         add("--workers", type=whole_number(1), metavar="N", help="processes that make samples (default: one per core)")
         add("--seconds", type=whole_number(1), default=120, metavar="S", help="for all of it (default: %(default)s)")
         add_spec(add)
@@ -63,16 +71,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     counts = sorted({1, args.trainers})
     with _setup(args, console) as setup, console.progress() as shown:
-        sides = _sides(setup, console)
-        bar = shown.add("bench", rounds_in(args.seconds) * len(counts) * len(sides), "turns")
-        rates = measure(setup, sides, counts, args.seconds, bar.update)
+        methods = _methods(setup, console)
+        bar = shown.add("bench", rounds_in(args.seconds) * len(counts) * len(methods), "turns")
+        rates = measure(setup, methods, counts, args.seconds, bar.update)
     verdicts = [judge(rates[count], count) for count in counts]
     if args.json:
         found = {"batch_size": setup.batch, "workers": setup.workers, "sample": asdict(setup.sample)}
         fields = [{**asdict(one), "sentence": one.sentence, "samples_per_s": rates[one.trainers]} for one in verdicts]
         console.json({**found, "verdicts": fields})
         return 0
-    rows = [(count, side, round(median(found))) for count in counts for side, found in rates[count].items()]
+    rows = [(count, method, round(median(found))) for count in counts for method, found in rates[count].items()]
     console.table(rows, ("trainers", "fed by", "samples/s"))
     for verdict in verdicts:
         console.line(verdict.sentence)
@@ -82,7 +90,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 @contextlib.contextmanager
 def _setup(args: argparse.Namespace, console: Console) -> Iterator[BenchSetup]:
     """Yield the source, its sample facts, and a private server."""
-    from penstock.bench.rounds import BenchSetup, repeated, rounds_in, taste
+    from penstock.bench.rounds import BenchSetup, measure_source, repeated, rounds_in
     from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.sources.open import open_source
 
@@ -90,8 +98,8 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[BenchSetup]:
     source = open_source(config)
     workers = args.workers or os.cpu_count() or 1
     with contextlib.closing(source), EmbeddedServer() as server:
-        sample = taste(source, TASTE_S)
-        turn_s = args.seconds / (rounds_in(args.seconds) * SIDES * len({1, args.trainers}))
+        sample = measure_source(source, SOURCE_S)
+        turn_s = args.seconds / (rounds_in(args.seconds) * METHODS * len({1, args.trainers}))
         made = turn_s * workers / sample.seconds
         batch = min(args.batch_size, max(1, int(made / args.trainers / BATCHES)))
         console.notice(
@@ -127,7 +135,7 @@ def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
         yield folder
 
 
-def _sides(setup: BenchSetup, console: Console) -> list[FeedMethod]:
+def _methods(setup: BenchSetup, console: Console) -> list[FeedMethod]:
     """Return the methods that are compared, the one without Penstock first."""
     from penstock.bench.baselines import from_dataloader, from_pool, has_torch
     from penstock.bench.rounds import FeedMethod
