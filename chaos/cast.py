@@ -58,7 +58,7 @@ class Cast:
         """Return the (stream, group) pairs of all groups."""
         return [*((MAIN, group) for group in self._stage.options.groups_of_main()), (FEED, FEED_GROUP)]
 
-    def living(self) -> list[Actor]:
+    def live(self) -> list[Actor]:
         """Return all processes that run now."""
         return [actor for actor in self.everyone if actor.process.returncode is None]
 

@@ -118,7 +118,7 @@ class Conductor:
 
     def _dismiss(self) -> None:
         """Make every process leave; one that does not leave is a violation."""
-        leaving = self.cast.living()
+        leaving = self.cast.live()
         for actor in leaving:
             actor.terminate()
         deadline = time.monotonic() + LEAVE_S
@@ -147,7 +147,7 @@ class Conductor:
         if size != self._size:
             self._size, self._moved = size, time.monotonic()
         elif time.monotonic() - self._moved > self._options.patience_s:
-            for actor in self.cast.living():
+            for actor in self.cast.live():
                 actor.show_stacks()
             time.sleep(STACKS_S)
             raise BrokenOff(

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from penstock_common.server.channel import ReplyError
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.events import hint_command
+from penstock_common.stream.events import event_command
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.manifest import renewed
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner
@@ -50,13 +50,13 @@ def test_a_pause_is_spent_at_the_server_to_its_last_millisecond(any_client: Clie
     pause.received(b"1-0")
     pause.begin(0.05)
     for now_s[0], left_ms in ((10.0, 50), (10.02, 30), (10.049, 1)):
-        assert (pause.commands(), pause.is_under_way) == ([hint_command(KEYS, (0, 0), left_ms)], True)
+        assert (pause.commands(), pause.is_under_way) == ([event_command(KEYS, (0, 0), left_ms)], True)
     for now_s[0] in (10.05, 11.0):
         assert (pause.commands(), pause.is_under_way) == ([], False)
     for entry_id in (b"100-3", b"50-0", b"0-1"):
         pause.received(entry_id)
         pause.begin(1)
-        assert pause.commands() == [hint_command(KEYS, (99, 0), 1000)]
+        assert pause.commands() == [event_command(KEYS, (99, 0), 1000)]
     pause.forget()
     assert (pause.commands(), pause.is_under_way) == ([], False)
 
@@ -122,8 +122,8 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
     rest_s = FetchPlanner.rest_s
     monkeypatch.setattr(FetchPlanner, "rest_s", lambda asking, members: rest_s(asking, 32))
     monkeypatch.setattr(
-        "penstock_consumer.read.fetch_plan.hint_command",
-        lambda keys, after, block_ms: hint_command(keys, NEVER, block_ms),
+        "penstock_consumer.read.fetch_plan.event_command",
+        lambda keys, after, block_ms: event_command(keys, NEVER, block_ms),
     )
     found: list[int] = []
     with an_epoch_read(any_url, found) as write:
@@ -183,7 +183,7 @@ def test_an_error_at_the_end_of_a_rest_is_not_lost(any_client: Client, monkeypat
     def refuse(*_: Any) -> Any:
         raise ReplyError(ResponseError("NOPERM no right"), "the server")
 
-    monkeypatch.setattr("penstock_consumer.read.fetch_plan.read_hint", refuse)
+    monkeypatch.setattr("penstock_consumer.read.fetch_plan.read_event", refuse)
     pause: Any = FetchPause(any_client, KEYS)
     with pytest.raises(ReplyError, match="NOPERM"):
         pause.end(None)

@@ -59,7 +59,7 @@ def keys_of(stream: Stream) -> dict[str, str]:
         "meta": whole.meta,
         "epochs": whole.epochs,
         "events": whole.events,
-        "paces": whole.paces,
+        "paces": whole.rates,
         "watched": whole.watched,
         "manifest": whole.manifest(0),
         "roster": partition.roster,

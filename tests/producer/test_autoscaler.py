@@ -13,7 +13,7 @@ import pytest
 
 from penstock_common.rate_meter import RateMeter, RateReading
 from penstock_common.stream.reported_rates import FleetReport, ReportedRate, ReportedRates
-from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
+from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wished_number
 
 STEADY_S, AFTER_S = 60.0, 600.0
 LOOK_S = 2.0
@@ -201,19 +201,19 @@ def test_a_slow_group_that_holds_the_budget_sets_the_pace() -> None:
 def test_several_groups_of_different_speed_are_served_by_the_fastest_ones_need() -> None:
     """While there is space no trainer should starve for another one's sake."""
     load = StreamLoad(2, rate=20.0, demand={"a": 100.0, "b": 60.0})
-    assert wish(load) == 5.0
+    assert wished_number(load) == 5.0
 
 
 def test_nothing_known_changes_nothing() -> None:
     """Before the first sample, and without trainers, a fleet stays as it is."""
     assert WorkerTarget(most=8).decide(100.0, 3, StreamLoad()) == 3
     assert WorkerTarget(most=8).decide(100.0, 3, StreamLoad(3, rate=10.0)) == 3
-    assert wish(StreamLoad(demand={"a": 5.0})) is None
+    assert wished_number(StreamLoad(demand={"a": 5.0})) is None
     assert shown(StreamLoad(2, rate=10.0, demand={"a": 41.0})) == 4  # not a fifth one for a fortieth part
     assert WorkerTarget(most=8).decide(100.0, 30, StreamLoad()) == 8
 
 
-def test_fleets_on_several_hosts_share_the_wish() -> None:
+def test_fleets_on_several_hosts_share_the_wished_number() -> None:
     """Each follows the target alone, and their sum must reach it."""
     fleets = {"a": FleetReport(8, 1), "b": FleetReport(8, 3), "c": FleetReport(16, 2)}
     for wanted in range(3, 40):

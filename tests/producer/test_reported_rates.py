@@ -111,23 +111,23 @@ def test_who_is_silent_is_forgotten(any_url: str, stream: Stream) -> None:
         told = load_reported_rates(client, stream).workers["dead"]
         assert (told.rate, told.samples) == (50.0, 50)
         assert told.shares["room"] == pytest.approx(0.5, abs=0.05)
-        said = json.loads(raw.hget(stream.keys.paces, "w:dead") or b"")
-        raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - REPORT_COUNTS_MS - 1}))
+        said = json.loads(raw.hget(stream.keys.rates, "w:dead") or b"")
+        raw.hset(stream.keys.rates, "w:dead", json.dumps({**said, "seen": said["seen"] - REPORT_COUNTS_MS - 1}))
         assert load_reported_rates(client, stream).workers == {}
         assert (
             load_reported_rates(client, stream).silent["dead"] > REPORT_COUNTS_MS / 1000
         )  # told of, and counted no more
-        raw.hset(stream.keys.paces, "w:\x1b[2J", json.dumps({**said, "seen": said["seen"] - REPORT_COUNTS_MS - 1}))
+        raw.hset(stream.keys.rates, "w:\x1b[2J", json.dumps({**said, "seen": said["seen"] - REPORT_COUNTS_MS - 1}))
         assert set(load_reported_rates(client, stream).silent) == {"dead"}  # no worker has such a name
-        raw.hdel(stream.keys.paces, "w:\x1b[2J")
-        raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - GONE_MS - 1}))
+        raw.hdel(stream.keys.rates, "w:\x1b[2J")
+        raw.hset(stream.keys.rates, "w:dead", json.dumps({**said, "seen": said["seen"] - GONE_MS - 1}))
         assert load_reported_rates(client, stream).silent == {}
         alive = RateReporter(client, stream, worker_field("alive"))
         alive.report(paced(50.0))  # sweeps
-        assert raw.hkeys(stream.keys.paces) == [b"w:alive"]
+        assert raw.hkeys(stream.keys.rates) == [b"w:alive"]
         alive.leave()
-        assert not raw.exists(stream.keys.paces)
-        raw.hset(stream.keys.paces, "w:odd", "no JSON")
+        assert not raw.exists(stream.keys.rates)
+        raw.hset(stream.keys.rates, "w:odd", "no JSON")
         with pytest.raises(DamagedKey, match="paces"):
             load_reported_rates(client, stream)
 

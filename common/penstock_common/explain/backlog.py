@@ -217,18 +217,16 @@ def _freed(
 
 def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[str, int]:
     """Return those of the groups that have no live member, with the milliseconds since they were last seen."""
-    living = {group for group, _ in _live_members(roster, now_ms)}
-    return {
-        name: now_ms - roster.groups[name].seen_ms for name in groups if name in roster.groups and name not in living
-    }
+    live = {group for group, _ in _live_members(roster, now_ms)}
+    return {name: now_ms - roster.groups[name].seen_ms for name in groups if name in roster.groups and name not in live}
 
 
 def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
     """Return groups whose live members all wait for a batch, with the bytes they have not acknowledged."""
-    living = _live_members(roster, now_ms)
-    busy = {who[0] for who in living if who not in roster.idle}
+    live = _live_members(roster, now_ms)
+    busy = {who[0] for who in live if who not in roster.idle}
     found: dict[str, int] = {}
-    for who in living:
+    for who in live:
         if who[0] not in busy:
             found[who[0]] = found.get(who[0], 0) + roster.idle[who].handed_bytes
     return found

@@ -67,8 +67,8 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
     seen = {who: liveness for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
     if any(liveness.unseen_ms is None or liveness.unseen_ms > MEMBER_SILENT_MS for liveness in seen.values()):
         return None
-    living = set(seen)
-    if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in living):
+    live = set(seen)
+    if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in live):
         return None
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
     freed, held = 0, Counter[Who]()
@@ -76,14 +76,12 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
         manifest = find_manifest(client, stream, epoch)
         if manifest is None:
             continue
-        holdings = _MemberHoldings(client, stream, partition, roster, manifest, living)
+        holdings = _MemberHoldings(client, stream, partition, roster, manifest, live)
         if not holdings.are_all_live:
             return None
         freed += 0 if epoch in kept else holdings.freed()
         held += holdings.held
-    return Deadlock(
-        freed, {who: roster.idle[who].handed_bytes for who in living if roster.idle[who].handed_bytes}, held
-    )
+    return Deadlock(freed, {who: roster.idle[who].handed_bytes for who in live if roster.idle[who].handed_bytes}, held)
 
 
 def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
@@ -162,7 +160,7 @@ class _MemberHoldings:
 
     def __init__(
         self, client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, manifest: Manifest,
-        living: set[Who],
+        live: set[Who],
     ) -> None:  # fmt: skip
         self._client, self._stream, self._partition, self._manifest = client, stream, partition, manifest
         epoch = manifest.epoch
@@ -172,13 +170,13 @@ class _MemberHoldings:
             for name, record in self._groups.items()
             if record.kind != ORDERED
         }
-        self.are_all_live = all((name, member) in living for name, ids in pending.items() for member in ids.values())
+        self.are_all_live = all((name, member) in live for name, ids in pending.items() for member in ids.values())
         """Whether a live member holds each entry. Another member will soon take an entry of a dead one, or a returned
         one.
         """
         self._pending = pending
         self._reached = {
-            name: self._end_of_steps(record) if any(group == name for group, _ in living) else 0
+            name: self._end_of_steps(record) if any(group == name for group, _ in live) else 0
             for name, record in self._groups.items()
             if record.kind == ORDERED
         }

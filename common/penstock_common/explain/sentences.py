@@ -60,7 +60,7 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
     return f"its writer waits for space ({'; '.join(parts)})"
 
 
-def whether_producer_runs(stream: str, epoch: int, seconds: float) -> str:
+def producer_hint(stream: str, epoch: int, seconds: float) -> str:
     """Return what to look at, and in time what to do, if no sample of an epoch came for these seconds."""
     asked = f"Is a producer running (`penstock inspect {stream}`)?"
     if seconds < CLOSE_AFTER_S:

@@ -18,11 +18,11 @@ from penstock_common.stream.commands import Client, parse_id
 from penstock_common.stream.keys import StreamKeys
 
 EVENTS_KEPT = 256
-UNHINTED_MS = 100
+DAMAGED_PAUSE_MS = 100
 """The pause between two checks of a wait while the events key is damaged."""
 CREATED = "created"
 
-HintId = tuple[int, int]
+EventId = tuple[int, int]
 """An id of the events key. Its first part is the server's clock in ms, as in entry ids."""
 
 
@@ -49,11 +49,11 @@ def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -
     try:
         return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
     except DamagedKey:
-        time.sleep(min(block_ms, UNHINTED_MS) / 1000)
+        time.sleep(min(block_ms, DAMAGED_PAUSE_MS) / 1000)
         return False
 
 
-def hint_command(keys: StreamKeys, after: HintId, block_ms: int) -> Command:
+def event_command(keys: StreamKeys, after: EventId, block_ms: int) -> Command:
     """Return a command that waits up to ``block_ms`` (> 0) for a hint later than ``after``.
 
     Commands behind it run after that.
@@ -61,7 +61,7 @@ def hint_command(keys: StreamKeys, after: HintId, block_ms: int) -> Command:
     return (b"XREAD", b"BLOCK", b"%d" % block_ms, b"STREAMS", keys.events.encode(), b"%d-%d" % after)
 
 
-def read_hint(channel: Channel, client: Client) -> HintId | None:
+def read_event(channel: Channel, client: Client) -> EventId | None:
     """Return the last of the hints that came, or None without one. Raises ServerUnavailable, ReplyError."""
     reply = channel.read()
     if isinstance(reply, ResponseError):

@@ -69,7 +69,7 @@ class StreamKeys:
         return f"penstock:{{{self.name}}}:events"
 
     @property
-    def paces(self) -> str:
+    def rates(self) -> str:
         """Hash: the latest rate that each worker and trainer reported."""
         return f"penstock:{{{self.name}}}:paces"
 

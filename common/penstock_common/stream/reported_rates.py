@@ -46,13 +46,13 @@ class ReportedRate:
     """The parts of its time: for a worker ``busy``, ``room`` (waiting for quota) and ``idle`` (no job)."""
     samples: int = 0
     """The samples made, or trained on, in all."""
-    now: dict[str, float] = field(default_factory=dict)
+    recent_shares: dict[str, float] = field(default_factory=dict)
     """The shares of the last ten seconds alone."""
 
     @property
     def recent(self) -> dict[str, float]:
-        """The parts of its time in the last ten seconds, or the recent ones if it does not report those."""
-        return self.now or self.shares
+        """The shares of the last ten seconds, or all shares if the process does not report them."""
+        return self.recent_shares or self.shares
 
     seen_ms: int = 0
     """The server's time of the report."""
@@ -60,7 +60,7 @@ class ReportedRate:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The report of a command that starts and stops worker processes by the wish."""
+    """The report of a command that adjusts its number of workers to the wished number."""
 
     most: int
     """The processes that it may have."""
@@ -95,7 +95,7 @@ def trainer_field(group: str, member: str) -> str:
 
 
 def fleet_field(name: str) -> str:
-    """Return the field of one fleet that follows the wish."""
+    """Return the field of one fleet that follows the wished number."""
     return f"f:{name}"
 
 
@@ -113,12 +113,12 @@ class RateReporter:
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             look = rate.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
-            now = self._shares_lately(look.spent_s)
+            recent = self._recent_shares(look.spent_s)
             self.send(
-                {"rate": look.rate and round(look.rate, 4), "shares": shares, "now": now, "samples": look.samples}
+                {"rate": look.rate and round(look.rate, 4), "shares": shares, "now": recent, "samples": look.samples}
             )
 
-    def _shares_lately(self, spent_s: Mapping[str, float]) -> dict[str, float]:
+    def _recent_shares(self, spent_s: Mapping[str, float]) -> dict[str, float]:
         """Return the parts of the last ten seconds."""
         now, past = self._clock(), self._spent_s
         past.append((now, spent_s))
@@ -133,7 +133,7 @@ class RateReporter:
         now = self._clock()
         self._reported_s = now
         sweep = now - self._swept_s >= SWEEP_S
-        keys = [self.stream.keys.paces, self.stream.keys.meta]
+        keys = [self.stream.keys.rates, self.stream.keys.meta]
         args: list[Arg] = [self.stream.id, self._name, json.dumps(value), GONE_MS if sweep else 0]
         with suppress(PenstockError, ResponseError):  # nothing depends on it, and the next report comes soon
             run_script(self._client, _REPORT_RATE, keys, args)
@@ -142,14 +142,14 @@ class RateReporter:
     def leave(self) -> None:
         """Remove the report."""
         with suppress(PenstockError, ResponseError):
-            self._client.hdel(self.stream.keys.paces, self._name)
+            self._client.hdel(self.stream.keys.rates, self._name)
 
 
-@readable(lambda client, stream: stream.keys.paces)
+@readable(lambda client, stream: stream.keys.rates)
 def load_reported_rates(client: Client, stream: Stream) -> ReportedRates:
     """Return the reports of the last ten seconds, and which workers are silent."""
-    found = decoded(client.hgetall(stream.keys.paces))
-    now_ms = server_ms(client, stream.keys.paces) if found else 0
+    found = decoded(client.hgetall(stream.keys.rates))
+    now_ms = server_ms(client, stream.keys.rates) if found else 0
     rates = ReportedRates({}, {}, {})
     for name, text in sorted(found.items()):
         said = json.loads(text)
@@ -170,9 +170,9 @@ def load_reported_rates(client: Client, stream: Stream) -> ReportedRates:
 
 def _parsed(said: dict[str, Any]) -> ReportedRate:
     rate = said.get("rate")
-    shares, now = (_shares(said.get(name)) for name in ("shares", "now"))
+    shares, recent = (_shares(said.get(name)) for name in ("shares", "now"))
     return ReportedRate(
-        None if rate is None else float(rate), shares, int(said.get("samples", 0)), now, int(said["seen"])
+        None if rate is None else float(rate), shares, int(said.get("samples", 0)), recent, int(said["seen"])
     )
 
 

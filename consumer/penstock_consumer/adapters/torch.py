@@ -37,7 +37,7 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.read.worker_shares import EpochShare, WorkerShares, read_share
+from penstock_consumer.read.worker_shares import EpochPart, WorkerShares, read_share
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import Select, chosen, shaped
@@ -150,7 +150,7 @@ class LoaderDataset(Answering, IterableDataset):
         """The epoch of the last batch that arrived, while its pass lasts."""
         self._is_at_end = False
         """Whether a state was loaded that was taken at the end of its pass."""
-        self._part: EpochShare | None = None
+        self._part: EpochPart | None = None
         """The share that worker processes read."""
         self._identity: State = {}
         """The loader that the states of worker processes belong to."""
@@ -176,7 +176,7 @@ class LoaderDataset(Answering, IterableDataset):
     # --- in the training process ---
 
     def _pass(self) -> Iterator[Any]:
-        if self.is_told_of_the_end():
+        if self.take_end_mark():
             return
         tracker = self.tracker
         rounds = tracker.passes(is_ordered=True, is_drained=False)
@@ -222,11 +222,11 @@ class LoaderDataset(Answering, IterableDataset):
         self.tracker.report()
         self._epoch = None
 
-    def assign(self, part: EpochShare | None, identity: State) -> None:
+    def assign(self, part: EpochPart | None, identity: State) -> None:
         """Set what worker processes read from now on, and the loader that their states belong to."""
         self._part, self._identity = part, identity
 
-    def is_told_of_the_end(self) -> bool:
+    def take_end_mark(self) -> bool:
         """Return True, once, if a state was loaded that was taken at the end of its pass. Then this pass is empty."""
         was, self._is_at_end = self._is_at_end, False
         return was
@@ -386,7 +386,7 @@ class AcknowledgingIterable:
         self.batches: Any = batches
         self.dataset = found
         self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
-        self._begun: tuple[EpochShare, int, bool] | None = None
+        self._begun: tuple[EpochPart, int, bool] | None = None
         """A pass that was prepared because a state was asked for before the first batch."""
         self._has_begun = False
         """Whether worker processes were ever told what to read. From then on the DataLoader has a state of its own."""
@@ -459,7 +459,7 @@ class AcknowledgingIterable:
         next(rounds)
         mine, is_empty = tracker.running, True
         try:
-            while not self.dataset.is_told_of_the_end():
+            while not self.dataset.take_end_mark():
                 begun, self._begun = self._begun, None
                 if begun is None or self._loaded() is not None:
                     begun = self._begin(shares, is_first=is_empty)
@@ -480,7 +480,7 @@ class AcknowledgingIterable:
             self.dataset.assign(None, {})
             rounds.close()
 
-    def _begin(self, shares: WorkerShares, *, is_first: bool) -> tuple[EpochShare, int, bool] | None:
+    def _begin(self, shares: WorkerShares, *, is_first: bool) -> tuple[EpochPart, int, bool] | None:
         """Return what the workers are to read, the position up to which it was read, and whether it is from a state.
 
         The state's own position may be earlier: a StatefulDataLoader skips what it gave since its last snapshot.
@@ -502,7 +502,7 @@ class AcknowledgingIterable:
 
     def _resumed(
         self, shares: WorkerShares, states: list[Mapping[str, Any]], *, has_ended: bool
-    ) -> tuple[EpochShare | None, int]:
+    ) -> tuple[EpochPart | None, int]:
         """Return the part that these states share, or None if its pass had ended, and the position."""
         epoch, start = int(states[0]["epoch"]), int(states[0]["start"])
         position = start + sum(int(state["done"]) for state in states) * shares.step

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penstock_common.server.channel import Channel, Command, ReplyError
 from penstock_common.server.error_translation import is_wrong_type
 from penstock_common.stream.commands import Client
-from penstock_common.stream.events import HintId, hint_command, read_hint
+from penstock_common.stream.events import EventId, event_command, read_event
 from penstock_common.stream.keys import StreamKeys
 
 REQUESTS_AHEAD = 2
@@ -209,7 +209,7 @@ class FetchPause:
         self._client, self._keys, self._clock = client, keys, clock
         self._until_s = 0.0
         """The time at which the current pause ends."""
-        self._after: HintId = (0, 0)
+        self._after: EventId = (0, 0)
         self.is_under_way = False
         """Whether the wait was sent to the server."""
         self.is_told = False
@@ -228,14 +228,14 @@ class FetchPause:
         """Return the commands to send before the next request."""
         left_ms = round((self._until_s - self._clock()) * 1000)
         self.is_under_way, self.is_told = left_ms > 0, False
-        return [hint_command(self._keys, self._after, left_ms)] if self.is_under_way else []
+        return [event_command(self._keys, self._after, left_ms)] if self.is_under_way else []
 
     def end(self, channel: Channel) -> None:
         """Wait until the pause is over. Raises ServerUnavailable."""
         until_s = self._until_s
         self.forget()
         try:
-            newest = read_hint(channel, self._client)
+            newest = read_event(channel, self._client)
         except ReplyError as error:
             if not is_wrong_type(error.error):
                 raise

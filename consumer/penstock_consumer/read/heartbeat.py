@@ -70,7 +70,7 @@ class UnusedRankCheck:
             return
         with suppress(Exception):  # a damaged key, too: no notice is worth a training job
             if self._since_ms is None:
-                self._since_ms = server_ms(self._client, self._who.stream.keys.paces)
+                self._since_ms = server_ms(self._client, self._who.stream.keys.rates)
                 return
             trainers = load_reported_rates(self._client, self._who.stream).trainers
             peers = [trainers.get((self._who.group, rank_member(rank))) for rank in range(1, self._order.world)]
@@ -200,7 +200,7 @@ class Heartbeat:
         self._moves = self._client.moves
         self._lock = threading.Lock()
         """Held while partitions are looked at, and while some of them are left to another heartbeat."""
-        self._add: Callable[[Any], object] = lambda beside: None
+        self._add: Callable[[Any], object] = lambda other: None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-heartbeat-{who.group}", daemon=True)
 
@@ -208,7 +208,7 @@ class Heartbeat:
         what = self._who.stream.named([partition.number for partition in self.partitions])
         return Outage(lambda _: None, doing="renewing", clock=self._clock, what=what)  # others report it
 
-    def tell_splits(self, add: Callable[[Any], object]) -> None:
+    def on_split(self, add: Callable[[Any], object]) -> None:
         """Give each heartbeat that takes over partitions to ``add``, which starts it."""
         self._add = add
 
@@ -273,26 +273,26 @@ class Heartbeat:
 
     def _split(self) -> None:
         """Leave partitions that moved to other servers to other heartbeats, unless another thread looks at them now."""
-        if (moves := self._client.moves) == self._moves or len(self._apart()) == 1:
+        if (moves := self._client.moves) == self._moves or len(self._by_server()) == 1:
             self._moves = moves
             return
         self._client.look_around()  # a redirection tells of one slot, also if a replica took over all of them
-        own, *others = self._apart()
+        own, *others = self._by_server()
         if not others or not self._lock.acquire(blocking=False):
             return
         try:
             for some in others:
-                self._add(self._beside([partition.number for partition in some]))
+                self._add(self._split_off([partition.number for partition in some]))
             self.partitions, self._moves = own, moves  # after that: each partition has a heartbeat at any time
         finally:
             self._lock.release()
         self._is_only, self._losses, self._outage = False, Aside[None](is_elsewhere=True), self._new_outage()
 
-    def _apart(self) -> list[list[PartitionKeys]]:
+    def _by_server(self) -> list[list[PartitionKeys]]:
         servers = self._client.by_server([partition.roster for partition in self.partitions])
         return [[self.partitions[at] for at in some] for some in servers]
 
-    def _beside(self, numbers: Sequence[int]) -> Self:
+    def _split_off(self, numbers: Sequence[int]) -> Self:
         """Return a heartbeat of the same kind, for some of the partitions."""
         return type(self)(
             self._client, self._who, self._lease_s, self._clock, partitions=numbers, loop=self.loop, runs=self._runs
@@ -436,15 +436,15 @@ class LeaseRenewer(Heartbeat):
         if is_late and any(one.number == partition for one in self.partitions):
             self._late_s = now_s
 
-    def _beside(self, numbers: Sequence[int]) -> Self:
+    def _split_off(self, numbers: Sequence[int]) -> Self:
         """See `Heartbeat`."""
-        beside = type(self)(
+        other = type(self)(
             self._client, self._who, self._leases, self._lease_s, self._notify, self._clock, partitions=numbers,
             first=self, runs=self._runs, renewed_s=self._renewed_s if self.is_fresh else float("-inf"),
         )  # fmt: skip
-        beside.read_epoch(self.horizon)
-        beside.expect_members(self.members)
-        return beside
+        other.read_epoch(self.horizon)
+        other.expect_members(self.members)
+        return other
 
     def recover(
         self,
@@ -611,17 +611,17 @@ class Heartbeats(Generic[AnyHeartbeat]):
         self._each = list(each)
         self._changing, self._is_stopped = threading.Lock(), False
         for one in each:
-            one.tell_splits(self._add)
+            one.on_split(self._add)
         self.loop = each[0].loop
 
-    def _add(self, beside: AnyHeartbeat) -> None:
+    def _add(self, other: AnyHeartbeat) -> None:
         """Start a heartbeat that takes over partitions of another one."""
         with self._changing:
             if self._is_stopped:
                 return
-            beside.tell_splits(self._add)
-            self._each.append(beside)
-            beside.start()
+            other.on_split(self._add)
+            self._each.append(other)
+            other.start()
 
     @property
     def each(self) -> Sequence[AnyHeartbeat]:

@@ -19,7 +19,7 @@ from penstock_common.errors import (
     ServerUnavailable,
     UnsupportedVersion,
 )
-from penstock_common.explain.sentences import whether_producer_runs, why_no_room
+from penstock_common.explain.sentences import producer_hint, why_no_room
 from penstock_common.printable import shortened
 from penstock_common.stream.entries import fetch_command, is_indexed
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, skipped
@@ -327,7 +327,7 @@ class OrderedReader:
         return (
             f"{where} of epoch {self.epoch} of {name!r}, which is next in order (step {step} ends at "
             f"position {plan.steps.end_of(step)}); none came for {seconds:.0f} s. "
-            f"{whether_producer_runs(name, self.epoch, seconds)}"
+            f"{producer_hint(name, self.epoch, seconds)}"
         )
 
     def is_last(self, position: int) -> bool:

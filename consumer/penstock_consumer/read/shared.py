@@ -21,7 +21,7 @@ from penstock_common.errors import (
     SegmentsUnseen,
     ServerUnavailable,
 )
-from penstock_common.explain.sentences import whether_producer_runs, why_no_room
+from penstock_common.explain.sentences import producer_hint, why_no_room
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
@@ -305,11 +305,11 @@ class SharedReader:
     def _split(self) -> None:
         """Leave partitions that moved to other servers to other readers. Nothing may be asked for."""
         self._moves = self.claim.client.moves
-        if len(self._apart()) == 1:
+        if len(self._by_server()) == 1:
             return
         self.claim.client.look_around()  # a redirection tells of one slot, also if a replica took over all of them
         self._moves = self.claim.client.moves
-        own, *others = self._apart()
+        own, *others = self._by_server()
         if not others:
             return
         for connection in (self._connection, self._commit_check):
@@ -318,7 +318,7 @@ class SharedReader:
         for numbers in others:
             self._split_off(numbers)
 
-    def _apart(self) -> list[list[int]]:
+    def _by_server(self) -> list[list[int]]:
         """Return the numbers of the partitions on each server. The first partition comes first."""
         servers = self.claim.client.by_server([partition.roster for partition in self._partitions])
         return [[self._partitions[at].number for at in some] for some in servers]
@@ -413,7 +413,7 @@ class SharedReader:
             )
         return (
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. "
-            f"{whether_producer_runs(name, self.epoch, seconds)}"
+            f"{producer_hint(name, self.epoch, seconds)}"
         )
 
     def _left_by_writers(self, client: Client, manifest: Manifest) -> str:

@@ -26,7 +26,7 @@ from penstock_consumer.stages.queue import POLL_S, PrefetchQueue
 
 
 @dataclass(frozen=True, slots=True)
-class EpochShare:
+class EpochPart:
     """The part of an epoch that one pass reads, as values that can go to another process."""
 
     url: str
@@ -50,7 +50,7 @@ class EpochShare:
         steps = EpochSteps(self.start, self.order.rank, self.order.world, self.order.batch, self.remainder)
         return position >= steps.end_of(steps.count(samples) - 1)
 
-    def after(self, steps: int) -> EpochShare:
+    def after(self, steps: int) -> EpochPart:
         """Return the share without that many first steps of the rank."""
         return replace(self, start=self.start + steps * self.order.world * self.order.batch)
 
@@ -58,7 +58,7 @@ class EpochShare:
 # --- in the process that reads ----------------------------------------------------------------------------------------
 
 
-def read_share(part: EpochShare, share: tuple[int, int]) -> Iterator[Batch]:
+def read_share(part: EpochPart, share: tuple[int, int]) -> Iterator[Batch]:
     """Yield every n-th batch of the part, beginning with the i-th, where ``share`` is (i, n). It uses a new connection.
 
     Raises WaitTimeout, and the errors of a reader in canonical order.
@@ -71,7 +71,7 @@ def read_share(part: EpochShare, share: tuple[int, int]) -> Iterator[Batch]:
         client.close()
 
 
-def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: Notify) -> Iterator[Batch]:
+def _batches(part: EpochPart, share: tuple[int, int], client: object, notify: Notify) -> Iterator[Batch]:
     stream = load_stream(client, part.stream)
     if stream.id != part.stream_id:
         raise StateMismatch("stream_id", stream.id, part.stream_id, "the stream was deleted and made again meanwhile")
@@ -149,7 +149,7 @@ class WorkerShares:
         assert rank is not None
         return rank
 
-    def begin(self, *, is_first: bool) -> EpochShare | None:
+    def begin(self, *, is_first: bool) -> EpochPart | None:
         """Return the next pass: the rest of a broken-off epoch or the next one, waited for. None if there is none."""
         hooks, member = self._hooks, self._hooks.member
         if hooks.options.stages:
@@ -168,18 +168,18 @@ class WorkerShares:
             start = last.position  # trained on, though perhaps not acknowledged yet
         return self.part(epoch, start)
 
-    def part(self, epoch: int, start: int) -> EpochShare:
+    def part(self, epoch: int, start: int) -> EpochPart:
         """Return the rest of an epoch."""
         hooks, options = self._hooks, self._hooks.options
         assert options.order is not None
         self._rank.heartbeat.read_epoch(epoch)
-        return EpochShare(
+        return EpochPart(
             url=options.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
             order=options.order, epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
             prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, timeout_s=options.timeout_s,
         )  # fmt: skip
 
-    def take(self, part: EpochShare, carried: RemoteBatch) -> Batch:
+    def take(self, part: EpochPart, carried: RemoteBatch) -> Batch:
         """Return a batch for the framework that was read elsewhere, as if it had been read here."""
         self._rank.heartbeat.raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
@@ -193,7 +193,7 @@ class WorkerShares:
         self._hooks.counter.ask()
         self._hooks.acknowledger.flush()
 
-    def end(self, part: EpochShare, last: int) -> bool:
+    def end(self, part: EpochPart, last: int) -> bool:
         """End a pass that was read to its end. Return whether it goes on into the next one, as in a feed.
 
         Args:

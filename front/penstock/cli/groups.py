@@ -187,8 +187,8 @@ def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> No
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     members = liveness_of(rosters, server_ms(client, stream.partitions[0].roster))
     ages = {who: liveness.unseen_s for who, liveness in sorted(members.items()) if liveness.may_be_at_work}
-    if living := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == name]:
-        named = ", ".join(living)
+    if live := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == name]:
+        named = ", ".join(live)
         raise GroupBusy(f"group {name!r} of {stream.name!r} is read by {named}: {advice}; {GONE_AFTER}")
 
 

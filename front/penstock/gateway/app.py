@@ -82,7 +82,7 @@ class Gateway:
             self._origins.require(socket.headers.get("origin"), socket.headers.get("host"))
             message = await self._first_message(socket)
             grant = self._tokens.grant_of(message.get("token"))
-            socket.state.pending.accept()
+            socket.state.unproven.accept()
             require_grant(message, grant)
             size = batch_size_in(message)
             await self._serve(socket, grant, size)
@@ -100,7 +100,7 @@ class Gateway:
     async def _first_message(self, socket: WebSocket) -> dict[str, Any]:
         """Return the message with the token."""
         try:
-            async with asyncio.timeout_at(socket.state.pending.until_s):
+            async with asyncio.timeout_at(socket.state.unproven.until_s):
                 message = parse_message(await _message(socket))
         except TimeoutError:
             raise Refusal(BAD_TOKEN, f"no token came within {OPEN_S:.0f} s: the first message shows it") from None
@@ -221,7 +221,7 @@ class Gateway:
         self._origins.require(request.headers.get("origin"), request.headers.get("host"))
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         grant = self._tokens.grant_of(token if scheme.lower() == "bearer" else None)
-        request.state.pending.accept()
+        request.state.unproven.accept()
         rate = self._rates.setdefault(grant, RateLimit(self._limits.messages_per_s, time.monotonic))
         if (late_s := rate.spend()) > 0:
             per_s = self._limits.messages_per_s

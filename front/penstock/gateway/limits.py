@@ -19,8 +19,8 @@ MAX_CREDITS = 16
 MAX_ACKED = 1024
 """The most batches in one acknowledgement."""
 MAX_BATCH_SIZE = 1 << 16
-MAX_PENDING = 256
-"""The most connections that have not shown a token yet. The oldest one gives way to the next."""
+MAX_UNPROVEN = 256
+"""The most connections that have not shown a token yet. The oldest one is closed for the next."""
 OPEN_S = 5.0
 """The time for a client to show its token, from its connection on."""
 CLOSE_S = 1.0

@@ -122,7 +122,7 @@ def monitor_app(url: str, looks: Looks, every_s: float, token: str) -> Starlette
             raise Refusal(
                 BAD_TOKEN, "this page has no valid token: open the address that `penstock monitor --web` printed"
             )
-        request.state.pending.accept()
+        request.state.unproven.accept()
 
     async def show(_: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"})

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from penstock.gateway.limits import LOCAL_HOSTS, MAX_MESSAGE_BYTES
-from penstock.gateway.pending import BoundedHttp, BoundedWebSocket
+from penstock.gateway.unproven import BoundedHttp, BoundedWebSocket
 from penstock_common.errors import PenstockError
 
 BACKLOG = 64
@@ -57,7 +57,7 @@ def serve(app: Callable[..., Any], listening: socket.socket, silence_s: float) -
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
-        app: the ASGI application. It accepts the `PendingConnection` in the state of a request that shows a token.
+        app: the ASGI application. It accepts the `UnprovenConnection` in the state of a request that shows a token.
         listening: a socket that listens.
         silence_s: the seconds after which a client whose WebSocket answers no ping counts as dead.
     """

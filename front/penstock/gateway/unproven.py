@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from penstock.gateway.limits import CLOSE_S, MAX_MESSAGE_BYTES, MAX_PENDING, OPEN_S
+from penstock.gateway.limits import CLOSE_S, MAX_MESSAGE_BYTES, MAX_UNPROVEN, OPEN_S
 
 MAX_BYTES = 3 * MAX_MESSAGE_BYTES
 """The most bytes before a token: a request's header, which a WebSocket parses again, and a message."""
@@ -22,11 +22,11 @@ PIECE_BYTES = 1024
 """The bytes that are parsed before the frames are counted. An empty frame has 6 bytes, and costs as much as others."""
 
 
-class PendingConnection:
+class UnprovenConnection:
     """A connection that has shown no token. It ends at its deadline, or as the oldest of too many."""
 
-    def __init__(self, others: dict[PendingConnection, None], transport: asyncio.Transport) -> None:
-        if len(others) >= MAX_PENDING:
+    def __init__(self, others: dict[UnprovenConnection, None], transport: asyncio.Transport) -> None:
+        if len(others) >= MAX_UNPROVEN:
             next(iter(others)).end()
         self._others, self._transport = others, transport
         self._bytes, self._frames = MAX_BYTES, MAX_FRAMES
@@ -47,7 +47,7 @@ class PendingConnection:
         self._transport.abort()
 
     def feed(self, data: bytes, parse: Callable[[bytes], None]) -> None:
-        """Parse what came. What is more than a connection may send waits until the application has seen the rest."""
+        """Parse what came. Bytes beyond the limit are parsed only if the connection has shown its token by then."""
         if self not in self._others:
             parse(data)
             return
@@ -76,7 +76,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, piece by piece: a parser makes tens of thousands of frames of one chunk."""
-        self.app_state["pending"].feed(data, self._parse)
+        self.app_state["unproven"].feed(data, self._parse)
 
     def _parse(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE_BYTES):
@@ -85,34 +85,34 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_events(self) -> None:
         """Handle the frames of one piece."""
-        if self.app_state["pending"].spend(len(self.conn.events)):
+        if self.app_state["unproven"].spend(len(self.conn.events)):
             super().handle_events()
         else:
-            self.app_state["pending"].end()
+            self.app_state["unproven"].end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place to another connection."""
-        self.app_state["pending"].accept()
+        self.app_state["unproven"].accept()
         super().connection_lost(exc)
 
 
 class BoundedHttp(H11Protocol):
     """A connection that is bounded from its first byte on. It may become a WebSocket."""
 
-    pending: ClassVar[dict[PendingConnection, None]] = {}
+    unproven: ClassVar[dict[UnprovenConnection, None]] = {}
     """The connections of this process without a token, oldest first."""
     app_state: dict[str, Any]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the connection's time. Applications find it in the state of their requests."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "pending": PendingConnection(self.pending, transport)}
+        self.app_state = {**self.app_state, "unproven": UnprovenConnection(self.unproven, transport)}
 
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
-        self.app_state["pending"].feed(data, super().data_received)
+        self.app_state["unproven"].feed(data, super().data_received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place to another connection."""
-        self.app_state["pending"].accept()
+        self.app_state["unproven"].accept()
         super().connection_lost(exc)

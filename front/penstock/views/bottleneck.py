@@ -43,7 +43,7 @@ class GroupSituation:
     """The trainers of one group."""
 
     group: str
-    living: int
+    live: int
     """The members that were seen lately."""
     holds: bool
     """Whether the stream keeps for it what it has not read."""
@@ -191,7 +191,7 @@ def _is_tight(now: StreamSituation) -> bool:
 
 
 def _starved(now: StreamSituation) -> list[GroupSituation]:
-    return [each for each in now.trainers if each.living and (each.waits or 0.0) > WAITS]
+    return [each for each in now.trainers if each.live and (each.waits or 0.0) > WAITS]
 
 
 def _writers(now: StreamSituation) -> str:
@@ -214,7 +214,7 @@ def _folder(now: StreamSituation) -> Bottleneck | None:
 
 def _dead_member(now: StreamSituation) -> Bottleneck | None:
     for each in now.trainers:
-        if each.missing and each.living:
+        if each.missing and each.live:
             which = ", ".join(f"rank-{rank}" for rank in each.missing)
             verb = "is" if len(each.missing) == 1 else "are"
             what = "the other ranks cannot go past it: start that rank again"
@@ -236,7 +236,7 @@ def _what_of(now: StreamSituation, group: GroupSituation, name: str, held: int) 
     if group.is_ordered:
         return "the other ranks cannot go past it: start that rank again", ""
     as_it = f"started again with Tuning(member={name!r}) it has them at once"
-    if group.living:
+    if group.live:
         return (
             f"it holds {_entries(held)}, which others of its group take over when its lease has lapsed "
             f"({LEASE_S:g} s, or what Tuning(lease_s=) says); {as_it}"
@@ -252,7 +252,7 @@ def _entries(count: int) -> str:
 
 
 def _absent_group(now: StreamSituation) -> Bottleneck | None:
-    absent = [each for each in now.trainers if each.holds and not each.living and each.lag_samples]
+    absent = [each for each in now.trainers if each.holds and not each.live and each.lag_samples]
     if not _is_full(now) or not absent:
         return None
     most = max(absent, key=lambda each: each.lag_bytes)
@@ -283,7 +283,7 @@ def _unacknowledged(now: StreamSituation) -> Bottleneck | None:
 
 
 def _holding(now: StreamSituation) -> list[GroupSituation]:
-    return [each for each in now.trainers if each.living and each.holds]
+    return [each for each in now.trainers if each.live and each.holds]
 
 
 def _slowest(now: StreamSituation) -> GroupSituation:
@@ -325,11 +325,11 @@ def _part(share: float) -> str:
 
 
 def _slow_trainers(now: StreamSituation) -> Bottleneck | None:
-    living = _holding(now)
-    if not _is_full(now) or not living:
+    live = _holding(now)
+    if not _is_full(now) or not live:
         return None
     slowest = _slowest(now)
-    also = f", of {len(living)} groups the one furthest behind" if len(living) > 1 else ""
+    also = f", of {len(live)} groups the one furthest behind" if len(live) > 1 else ""
     return Bottleneck(
         "trainers",
         f"producers wait for trainers: the budget is full ({readable_bytes(now.held_bytes)} of "
@@ -413,7 +413,7 @@ def _nothing_made(now: StreamSituation) -> Bottleneck | None:
 
 
 def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
-    if any(each.living for each in now.trainers):
+    if any(each.live for each in now.trainers):
         return None
     ready = max((each.lag_bytes for each in now.trainers), default=now.held_bytes)
     lie = f"{readable_bytes(ready)} of {readable_bytes(now.budget_bytes)} lie ready"

@@ -117,14 +117,14 @@ def silent_hosts(now: StreamSnapshot) -> list[dict[str, Any]]:
 
     A single dead worker is left out, because its fleet replaces it. No other process reports a host that is gone.
     """
-    living = {host["host"] for host in hosts(now)}
+    live = {host["host"] for host in hosts(now)}
     silent: dict[str, list[float]] = {}
     for name, seen_s in now.rates.silent.items():
         silent.setdefault(_host_of(name), []).append(seen_s)
     return [
         {"host": host, "workers": len(ages), "seen_s": round(min(ages), 1)}
         for host, ages in sorted(silent.items())
-        if host not in living
+        if host not in live
     ]
 
 
@@ -201,7 +201,7 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
     ]
     return GroupSituation(
         group=group.name,
-        living=sum(one.is_live for one in group.members),
+        live=sum(one.is_live for one in group.members),
         holds=group.holds,
         waits=sum(waiting) / len(waiting) if waiting else None,
         lag_samples=group.lag_samples,

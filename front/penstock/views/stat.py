@@ -117,7 +117,7 @@ class TensorSummary:
         else:
             self._add_shapes(column.shapes[rows])
         if self._lost > lost and not self.nan_first:
-            at = next(number for number, values in enumerate(split(column, rows)) if _has_lost(values))
+            at = next(number for number, values in enumerate(split(column, rows)) if _has_nonfinite(values))
             self.nan_first = identity_of(int(rows[at]))
         self.constant.add(column, rows, identity_of)
 
@@ -214,7 +214,7 @@ def _is_whole(spec: TensorSpec) -> bool:
     return spec.dtype == "bool" or spec.dtype.startswith(("int", "uint"))
 
 
-def _has_lost(values: NDArray[Any]) -> bool:
+def _has_nonfinite(values: NDArray[Any]) -> bool:
     return not bool(np.isfinite(real(values)).all())
 
 

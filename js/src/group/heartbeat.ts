@@ -51,7 +51,7 @@ export class Heartbeat {
   #idle: { readonly since: number; readonly handedBytes: number } | null = null;
   /** The epoch that is being read here. What others left of later epochs is not claimed yet. */
   protected horizon = -1;
-  #add: (beside: Heartbeat) => void = () => {};
+  #add: (other: Heartbeat) => void = () => {};
   readonly #stop = new AbortController();
   readonly #outage = new Outage(() => {}, "renewing"); // others report the outage
   #running: Promise<void> = Promise.resolve();
@@ -73,25 +73,25 @@ export class Heartbeat {
   }
 
   /** Give each heartbeat that takes over partitions to `add`, which starts it. */
-  tellSplits(add: (beside: Heartbeat) => void): void {
+  onSplit(add: (other: Heartbeat) => void): void {
     this.#add = add;
   }
 
   /** Leave partitions that moved to other servers to other heartbeats. A server that is silent delays its own only. */
   async #split(): Promise<void> {
-    const [, ...others] = await this.server.apart(this.#partitions.map(({ roster }) => roster));
+    const [, ...others] = await this.server.byServerNow(this.#partitions.map(({ roster }) => roster));
     const moved = others.map((some) => some.map((at) => this.#partitions[at] as PartitionKeys));
     this.#partitions = this.#partitions.filter((one) => !moved.flat().includes(one));
     for (const some of moved) {
-      const beside = this.beside(some);
-      beside.readEpoch(this.horizon);
-      beside.#idle = this.#idle;
-      this.#add(beside);
+      const other = this.splitOff(some);
+      other.readEpoch(this.horizon);
+      other.#idle = this.#idle;
+      this.#add(other);
     }
   }
 
   /** Return a heartbeat of the same kind, for some of the partitions. */
-  protected beside(partitions: readonly PartitionKeys[]): Heartbeat {
+  protected splitOff(partitions: readonly PartitionKeys[]): Heartbeat {
     return new Heartbeat(this.server, this.who, this.leaseMs, partitions);
   }
 
@@ -214,14 +214,14 @@ export class LeaseRenewer extends Heartbeat {
   }
 
   /** See `Heartbeat`. What was claimed in these partitions goes along. */
-  protected override beside(partitions: readonly PartitionKeys[]): LeaseRenewer {
+  protected override splitOff(partitions: readonly PartitionKeys[]): LeaseRenewer {
     const { server, who, leaseMs } = this;
-    const beside = new LeaseRenewer(server, who, this.#leases, leaseMs, this.#notify, partitions);
-    beside.members = this.members;
-    beside.#renewed = this.isFresh ? this.#renewed : Number.NEGATIVE_INFINITY;
-    beside.claims = this.claims.filter(({ entry }) => partitions.includes(entry.partition));
+    const other = new LeaseRenewer(server, who, this.#leases, leaseMs, this.#notify, partitions);
+    other.members = this.members;
+    other.#renewed = this.isFresh ? this.#renewed : Number.NEGATIVE_INFINITY;
+    other.claims = this.claims.filter(({ entry }) => partitions.includes(entry.partition));
     this.claims = this.claims.filter(({ entry }) => !partitions.includes(entry.partition));
-    return beside;
+    return other;
   }
 
   /**
@@ -412,17 +412,17 @@ export class LeaseRenewer extends Heartbeat {
 /** The heartbeats of one member, one for each server, so that a silent server delays no other server's. */
 export class Heartbeats<One extends Heartbeat = Heartbeat> {
   readonly #each: One[];
-  readonly #added: (from: Heartbeat, beside: Heartbeat) => void;
+  readonly #added: (from: Heartbeat, other: Heartbeat) => void;
   #isStopped = false;
 
   /**
    * @param each In the order of partitions.
    * @param added Takes note of a heartbeat that takes over partitions from another one.
    */
-  constructor(each: readonly One[], added: (from: One, beside: One) => void = () => {}) {
+  constructor(each: readonly One[], added: (from: One, other: One) => void = () => {}) {
     this.#each = [...each];
-    this.#added = added as (from: Heartbeat, beside: Heartbeat) => void;
-    for (const one of each) one.tellSplits((beside) => this.#add(one, beside as One));
+    this.#added = added as (from: Heartbeat, other: Heartbeat) => void;
+    for (const one of each) one.onSplit((other) => this.#add(one, other as One));
   }
 
   /** The heartbeats of now. */
@@ -431,12 +431,12 @@ export class Heartbeats<One extends Heartbeat = Heartbeat> {
   }
 
   /** Start a heartbeat that takes over partitions from another one. */
-  #add(from: One, beside: One): void {
+  #add(from: One, other: One): void {
     if (this.#isStopped) return;
-    beside.tellSplits((another) => this.#add(beside, another as One));
-    this.#each.push(beside);
-    this.#added(from, beside);
-    beside.start();
+    other.onSplit((another) => this.#add(other, another as One));
+    this.#each.push(other);
+    this.#added(from, other);
+    other.start();
   }
 
   /** See `Heartbeat.readEpoch`. */

@@ -181,7 +181,7 @@ export class SharedReading extends Reading {
     const { leaseMs, notify } = chosen;
     this.heartbeat = new LeaseRenewers(
       servers.map((partitions) => new LeaseRenewer(server, who, leases, leaseMs, notify, partitions)),
-      (from, beside) => this.#split(from, beside),
+      (from, other) => this.#split(from, other),
     );
     this.#deliveries = servers.map((partitions) => new DeliveryCheck(made.line.server, partitions));
   }
@@ -195,13 +195,13 @@ export class SharedReading extends Reading {
     this.heartbeat.start();
   }
 
-  /** Read partitions that moved to another server, and acknowledge what is in them, apart from those beside them. */
-  #split(from: LeaseRenewer, beside: LeaseRenewer): void {
+  /** Give moved partitions a reader and an outbox of their own. */
+  #split(from: LeaseRenewer, other: LeaseRenewer): void {
     const { each } = this.heartbeat;
-    const deliveries = (this.#deliveries[each.indexOf(from)] as DeliveryCheck).split(beside.partitions);
+    const deliveries = (this.#deliveries[each.indexOf(from)] as DeliveryCheck).split(other.partitions);
     this.#deliveries.push(deliveries);
-    this.member.split(beside.partitions);
-    this.#readers?.add(beside, deliveries);
+    this.member.split(other.partitions);
+    this.#readers?.add(other, deliveries);
   }
 
   protected override readerOf(manifest: Manifest, queue: PrefetchQueue): EpochReader {
@@ -258,7 +258,7 @@ export class OrderedReading extends Reading {
     this.member = new RankMember(server, who, outage, chosen.notify, isClosed, quietMs);
     this.heartbeat = new Heartbeats(
       this.member.servers.map((partitions) => new Heartbeat(server, who, chosen.leaseMs, partitions)),
-      (_, beside) => this.member.split(beside.partitions),
+      (_, other) => this.member.split(other.partitions),
     );
   }
 

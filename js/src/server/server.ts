@@ -137,7 +137,7 @@ export class Server {
    * Return the same after asking the cluster, if it is not one list. A redirection tells of one slot, also if a replica
    * took over all slots of its master.
    */
-  async apart(keys: readonly string[]): Promise<number[][]> {
+  async byServerNow(keys: readonly string[]): Promise<number[][]> {
     if (this.byServer(keys).length > 1) await this.#client.lookAround?.();
     return this.byServer(keys);
   }

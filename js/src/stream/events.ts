@@ -5,7 +5,7 @@ import type { StreamKeys } from "./keys.js";
 import type { BlockingLine } from "./line.js";
 
 /** The pause between two looks while the events key is damaged. */
-const UNHINTED_MS = 100;
+const DAMAGED_PAUSE_MS = 100;
 
 /** Return the id of the newest event. Read it before the state and give it to `awaitEvent`, to miss no event. */
 export async function lastEvent(server: Server, keys: StreamKeys): Promise<string> {
@@ -24,6 +24,6 @@ export async function awaitEvent(line: BlockingLine, keys: StreamKeys, after: st
     await line.call(blockMs, ["XREAD", "COUNT", 1], ["STREAMS", keys.events, after]);
   } catch (error) {
     if (!(error instanceof DamagedKey)) throw error;
-    await sleep(Math.min(blockMs, UNHINTED_MS));
+    await sleep(Math.min(blockMs, DAMAGED_PAUSE_MS));
   }
 }

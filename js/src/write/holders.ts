@@ -111,10 +111,10 @@ export function unfinishedGroups({ groups, closed }: Holders, epoch: number): Ma
 
 /** Return groups whose live members all wait for a batch, with the bytes that they have not acknowledged. */
 export function idleGroups({ members }: Holders, nowMs: number): Map<string, number> {
-  const living = members.filter(({ seenMs }) => nowMs - seenMs < ALIVE_MS);
-  const busy = new Set(living.filter(({ handedBytes }) => handedBytes === null).map(({ group }) => group));
+  const live = members.filter(({ seenMs }) => nowMs - seenMs < ALIVE_MS);
+  const busy = new Set(live.filter(({ handedBytes }) => handedBytes === null).map(({ group }) => group));
   const found = new Map<string, number>();
-  for (const { group, handedBytes } of living) {
+  for (const { group, handedBytes } of live) {
     if (!busy.has(group)) found.set(group, (found.get(group) ?? 0) + (handedBytes ?? 0));
   }
   return found;
@@ -126,11 +126,11 @@ export function absentGroups(
   names: readonly string[],
   nowMs: number,
 ): Map<string, number> {
-  const living = new Set(members.filter(({ seenMs }) => nowMs - seenMs < ALIVE_MS).map(({ group }) => group));
+  const live = new Set(members.filter(({ seenMs }) => nowMs - seenMs < ALIVE_MS).map(({ group }) => group));
   const found = new Map<string, number>();
   for (const name of names) {
     const group = groups.get(name);
-    if (group !== undefined && !living.has(name)) found.set(name, nowMs - group.seenMs);
+    if (group !== undefined && !live.has(name)) found.set(name, nowMs - group.seenMs);
   }
   return found;
 }

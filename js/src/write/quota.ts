@@ -85,11 +85,11 @@ export interface WaitTimes {
   readonly refusedAt: number | null;
   /** The length of the wait before. */
   readonly lastMs: number;
-  /** Whether a block was admitted since the last decision that took its time. */
-  readonly isTried: boolean;
+  /** Whether the last decision admitted a block. The server or the folder may refuse it. */
+  readonly wasAdmitted: boolean;
 }
 
-export const NO_WAIT: WaitTimes = { closedAt: null, refusedAt: null, lastMs: 0, isTried: false };
+export const NO_WAIT: WaitTimes = { closedAt: null, refusedAt: null, lastMs: 0, wasAdmitted: false };
 
 /** Return the time since the wait, or a series of refused tries, began. Null if there is neither. */
 export function waitedMs({ closedAt, refusedAt }: WaitTimes, now: number): number | null {
@@ -99,8 +99,8 @@ export function waitedMs({ closedAt, refusedAt }: WaitTimes, now: number): numbe
 
 /** Return the value as a decision begins. A try that was not refused ends a series of refused ones. */
 export function waitBegun(wait: WaitTimes, now: number, isRefused: boolean): WaitTimes {
-  const refusedAt = wait.isTried && !isRefused ? null : wait.refusedAt;
-  return { ...wait, refusedAt: isRefused ? (refusedAt ?? now) : refusedAt, isTried: false };
+  const refusedAt = wait.wasAdmitted && !isRefused ? null : wait.refusedAt;
+  return { ...wait, refusedAt: isRefused ? (refusedAt ?? now) : refusedAt, wasAdmitted: false };
 }
 
 /** Return the value after a block was not admitted. */
@@ -110,7 +110,7 @@ export function waitClosed(wait: WaitTimes, now: number): WaitTimes {
 
 /** Return the value after a block was admitted. */
 export function waitAdmitted(wait: WaitTimes, now: number): WaitTimes {
-  return { ...wait, closedAt: null, lastMs: waitedMs(wait, now) ?? wait.lastMs, isTried: true };
+  return { ...wait, closedAt: null, lastMs: waitedMs(wait, now) ?? wait.lastMs, wasAdmitted: true };
 }
 
 /** Return the time before the next look. A wait takes few looks, however long it gets. */

@@ -109,8 +109,8 @@ SPARE = 1.05
 """The factor above the working part, when workers wait. Some waiting must stay, because it shows the limit."""
 GROW_AFTER_S = 8.0
 SHRINK_AFTER_S = 16.0
-"""The time for which the wish must stay above, or below, the number of workers. A trainer that starves costs more than
-a worker that waits."""
+"""The time for which the wished number must stay above, or below, the number of workers. A starving trainer costs more
+than a waiting worker."""
 NEARLY_AFTER_S = 40.0
 """The time for which it must stay there if it differs by one worker only, which is noise."""
 REST_S = 10.0
@@ -118,13 +118,12 @@ REST_S = 10.0
 LEAP = 4.0
 """The largest factor of one step: the rates are those of the present number of workers on the present cores."""
 LATEST = 3
-"""The number of wishes whose mean a step goes to. Earlier ones may belong to another load."""
+"""A step goes to the mean of this many wished numbers. Earlier ones may belong to another load."""
 TELLABLE = 100
-"""A wish for more than this factor of the working workers is not shown as a number. Such a wish comes from a loop that
-works for less than a hundredth of its time, as a loop without a training step does. There an error of a millisecond
-doubles the wish."""
+"""A wished number above this multiple of the working workers is not shown. It comes from a loop that works for less
+than a hundredth of its time, as one without a training step does. There an error of a millisecond doubles it."""
 ABOVE, BELOW = 0.1, 1.5
-"""The distances of the wish above and below the number of workers that change nothing."""
+"""The distances of the wished number above and below the number of workers that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ def together(loads: Sequence[StreamLoad]) -> StreamLoad:
     )
 
 
-def wish(load: StreamLoad) -> float | None:
+def wished_number(load: StreamLoad) -> float | None:
     """Return the number of workers wanted, unrounded, or None while it is not known.
 
     It is the consumption over the rate of one worker, as in tf.data service (its AutoScaler: the sum of consumption
@@ -222,31 +221,31 @@ def wish(load: StreamLoad) -> float | None:
 
 
 def shown(load: StreamLoad) -> int | None:
-    """Return the wish as a number of processes."""
-    wanted = wish(load)
+    """Return the wished number in whole workers."""
+    wanted = wished_number(load)
     return None if wanted is None else max(1, math.ceil(wanted - ABOVE))
 
 
 def is_tellable(wished: int, workers: int) -> bool:
-    """Return whether a wish is known well enough to be shown as a number."""
+    """Return whether the wished number is known well enough to be shown."""
     return wished <= TELLABLE * max(1, workers)
 
 
 class WorkerTarget:
-    """The number of workers over time. It follows the wish only if that stays away from the number."""
+    """The number of workers over time. It follows the wished number only if the two differ for a while."""
 
     def __init__(self, most: int, least: int = 1) -> None:
         self._most, self._least = most, least
         self._since_s: float | None = None
-        """The time since which the wish has been above, or below, the number of workers."""
+        """The time since which the wished number has been above, or below, the number of workers."""
         self._side = 0
         self._rests_until_s = float("-inf")
         self._heard: list[float] = []
-        """The wishes since then."""
+        """The wished numbers since then."""
 
     def decide(self, now_s: float, workers: int, load: StreamLoad) -> int:
         """Return how many workers there should be, given how many there are. Ask it every second or two."""
-        wanted = wish(load)
+        wanted = wished_number(load)
         if wanted is None or now_s < self._rests_until_s:
             return self._bounded(workers)
         side = (wanted > workers + ABOVE * max(1.0, workers / 10)) - (wanted <= workers - BELOW)
@@ -271,7 +270,7 @@ class WorkerTarget:
 
 
 def part_of(name: str, wanted: int, fleets: Mapping[str, FleetReport], others: int) -> int:
-    """Return how many of ``wanted`` workers this fleet should have, if several fleets follow the same wish.
+    """Return this fleet's part of the ``wanted`` workers, which all fleets share.
 
     ``others`` workers exist whatever is wished. Each fleet gets a part like its share of all possible workers, and at
     least one. The larger remainders, then the earlier names, get what is left.

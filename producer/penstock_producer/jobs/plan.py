@@ -26,7 +26,7 @@ from penstock_producer.jobs.task import MaxBad, OnError, ShardTask
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.config import LocalConfig, SourceConfig
 from penstock_producer.sources.names import name_in_token
-from penstock_producer.sources.open import open_source, pin, require_iterable
+from penstock_producer.sources.open import config_for_jobs, open_source, require_iterable
 from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import BLOCK_SAMPLES, seen_through
@@ -116,7 +116,7 @@ class PlannedSource:
         """The fingerprint that the manifests of its epochs have."""
         self.transformed = seen_through(self.source, plan.block_transform)
         """The source after the transform of blocks."""
-        self._config = pin(plan.source, self.source).model_dump(mode="json")
+        self._config = config_for_jobs(plan.source, self.source).model_dump(mode="json")
 
     @property
     def samples_per_epoch(self) -> int | None:

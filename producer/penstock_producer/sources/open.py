@@ -84,16 +84,16 @@ def _open_plain(config: Any) -> AnySource:
     raise SourceError(f"no source is of kind {type(config).__name__}")
 
 
-def pin(config: SourceConfig, source: AnySource) -> SourceConfig:
+def config_for_jobs(config: SourceConfig, source: AnySource) -> SourceConfig:
     """Return the config for jobs: with absolute paths, and with the batch sizes that opening learned."""
     match config:
         case SplitConfig() | BalancedConfig():
             assert isinstance(source, (SplitSource, BalancedSource))
-            return config.model_copy(update={"source": pin(config.source, source.inner)})
+            return config.model_copy(update={"source": config_for_jobs(config.source, source.inner)})
         case WeightedConfig():
             assert isinstance(source, WeightedSource)
             pairs = zip(config.parts, source.parts, strict=True)
-            parts = tuple(part.model_copy(update={"source": pin(part.source, own)}) for part, own in pairs)
+            parts = tuple(part.model_copy(update={"source": config_for_jobs(part.source, own)}) for part, own in pairs)
             return config.model_copy(update={"parts": parts})
         case ImagesConfig():
             labels = {"labels": _absolute(config.labels)} if config.labels else {}

@@ -177,7 +177,7 @@ class Writer:
         self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
         """The samples written to the feed since the last check whether its epoch is sealed."""
-        self._stretch_bytes = 0.0
+        self._feed_shard_bytes = 0.0
         """The payload after which the feed's epoch ends."""
         self._looked_at = self._looked_bytes = 0
         """The end of what the feed's shard had sent at the last check, and its bytes."""
@@ -309,14 +309,14 @@ class Writer:
             raise two_threads()
         self._is_opening = True
         try:
-            if self._feed is not None and self._is_stretch_over(self._feed):
+            if self._feed is not None and self._is_feed_shard_over(self._feed):
                 self._end_feed()
             if self._feed is None:
                 self._require_open()
                 self._tell_mistaken()
                 self._require_spec(sample)
                 self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
-                self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
+                self._feed_shard_bytes = self.stream.partition_budget * FEED_SHARE
         finally:
             self._is_opening = False
         return self._feed
@@ -350,8 +350,8 @@ class Writer:
         )
         return slot
 
-    def _is_stretch_over(self, feed: ShardWriter) -> bool:
-        if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self._stretch_bytes:
+    def _is_feed_shard_over(self, feed: ShardWriter) -> bool:
+        if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self._feed_shard_bytes:
             return True
         if self._feed_count < SEAL_CHECK and (feed.sent == self._looked_at or monotonic() < self._check_due_s):
             return False

@@ -151,8 +151,8 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
         )
         for _ in range(2):
             watch.look(samples)
-            looked_ms = server_ms(client, stream.keys.paces)
-            while server_ms(client, stream.keys.paces) == looked_ms:  # it may be older
+            looked_ms = server_ms(client, stream.keys.rates)
+            while server_ms(client, stream.keys.rates) == looked_ms:  # it may be older
                 pass
             for rank, has_asked in enumerate(asked, 1):
                 pace = RateMeter("training")
@@ -173,6 +173,6 @@ def test_rank_0_speaks_only_when_all_peers_said_afterwards_that_they_read_nothin
     silent: list[tuple[bool | None, ...]] = [(True, False), (None, False), (True, True)]
     for asked in silent:
         with connect(any_url) as client:
-            client.delete(load_stream(client, "t").keys.paces)
+            client.delete(load_stream(client, "t").keys.rates)
         assert looked(any_url, asked) == []
     assert looked(any_url, [False], samples=FIRST_BATCHES * BATCH - 1) == []

@@ -16,7 +16,7 @@ from websockets.sync.client import ClientConnection
 
 import penstock
 from penstock.__main__ import main
-from penstock.gateway.limits import MAX_PENDING, OriginCheck, RateLimit
+from penstock.gateway.limits import MAX_UNPROVEN, OriginCheck, RateLimit
 from penstock.gateway.refusals import Refusal
 from tests.front.gateway.clients import GROUP, GatewayProcess, gateway_for, raw, told, write_train
 
@@ -130,7 +130,7 @@ def test_a_crowd_without_a_token_keeps_nobody_out(any_url: str) -> None:
             number, blocks = new.batch() or pytest.fail("no batch for the new client")
             new.acknowledge(number)
             taken = sum(block.count for _, block in blocks)
-        assert len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir())) < MAX_PENDING + 64
+        assert len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir())) < MAX_UNPROVEN + 64
         for connection in silent:
             assert ends(connection), "a connection without a token stays open"
         assert found is not None

@@ -16,7 +16,7 @@ from penstock_common.stream.reported_rates import ReportedRate, ReportedRates
 from penstock_common.stream.servers.suitability import ServerMemory
 
 MB = 1 << 20
-BUSY = GroupSituation("resnet", living=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)
+BUSY = GroupSituation("resnet", live=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)
 HUNGRY = replace(BUSY, waits=0.6, lag_samples=3, lag_bytes=MB, demand=100.0)
 SLOW = replace(BUSY, group="vit", waits=0.0, lag_bytes=900 * MB)
 NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=True, trainers=(HUNGRY,))
@@ -85,7 +85,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "member gpu-1 of group resnet was not heard of for 41 s; it holds 12 entries, which others of its group",
         ),
         (
-            replace(NOW, trainers=(replace(HUNGRY, living=0, silent=(("gpu-1", None, 1),)),)),
+            replace(NOW, trainers=(replace(HUNGRY, live=0, silent=(("gpu-1", None, 1),)),)),
             "dead member",
             "is gone; it holds 1 entry and nobody else reads",
         ),
@@ -111,7 +111,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "member rank-1 of group resnet was not heard of for 50 s; the other ranks cannot go past it",
         ),
         (
-            replace(NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="vit", living=0, lag_bytes=900 * MB))),
+            replace(NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="vit", live=0, lag_bytes=900 * MB))),
             "absent group",
             "group vit, which nobody reads now, holds 900 MiB of 1000 MiB",
         ),
@@ -144,7 +144,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
                 NOW,
                 is_all_made=True,
                 is_making=False,
-                trainers=(replace(BUSY, living=0, waits=None, lag_samples=0, pending=0),),
+                trainers=(replace(BUSY, live=0, waits=None, lag_samples=0, pending=0),),
             ),
             "done",
             "every planned epoch is made and read",
@@ -157,8 +157,8 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
                 is_making=False,
                 held_bytes=900 * MB,
                 trainers=(
-                    replace(BUSY, living=0, waits=None, lag_bytes=3 * MB),
-                    replace(BUSY, group="vit", living=0, waits=None, lag_bytes=2 * MB, pending=5),
+                    replace(BUSY, live=0, waits=None, lag_bytes=3 * MB),
+                    replace(BUSY, group="vit", live=0, waits=None, lag_bytes=2 * MB, pending=5),
                 ),
             ),
             "no trainers",
@@ -169,7 +169,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
         # an evaluation group that has left and holds nothing limits no stream
         (
             replace(
-                NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="eval", living=0, holds=False, lag_bytes=900 * MB))
+                NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="eval", live=0, holds=False, lag_bytes=900 * MB))
             ),
             "trainers",
             "group resnet sets the pace",

@@ -119,7 +119,7 @@ def test_a_host_whose_workers_went_silent_stays_on_the_screen(
     """A host without power reports nothing, so its row turns red."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     with penstock.Writer("train", url=any_url, spec={"x": ("uint8", ())}) as writer:
-        key = writer.stream.keys.paces
+        key = writer.stream.keys.rates
     now_ms = int(any_client.time()[0]) * 1000
     said = {"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7}
     for name, ago_s in (("gpu-7.a", 40), ("gpu-7.b", 41), ("gpu-8.a", 0), ("gpu-8.killed", 40)):

@@ -28,7 +28,7 @@ from penstock_producer.sources.config import (
     parse_config,
 )
 from penstock_producer.sources.names import register
-from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.open import config_for_jobs, open_source
 from penstock_producer.sources.protocol import Source
 from tests.contracts.source import SourceContract, read
 from tests.producer.sources.conftest import UserModule
@@ -284,7 +284,7 @@ def test_choices_are_nested(tmp_path: Path) -> None:
     assert Counter(SKEWED[x] for x in epoch if x < 100) == Counter({0: 2, 1: 2, 2: 2})
     assert Counter(x for x in epoch if x >= 100) == Counter({100: 3, 101: 3})
     config = WeightedConfig(parts=(WeightedPart(source=skewed), WeightedPart(source=plain)), samples=12)
-    assert pin(config, source) == config
+    assert config_for_jobs(config, source) == config
 
 
 def test_the_choice_is_part_of_the_fingerprint(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig, parse_config
 from penstock_producer.sources.image_files import EXTENSIONS, images_below, passed_over
 from penstock_producer.sources.images import ImagesSource
-from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.open import config_for_jobs, open_source
 from penstock_producer.sources.protocol import Source
 from tests.contracts.source import SourceContract, digest, read
 
@@ -360,7 +360,7 @@ def test_pinned_configs_can_be_opened_from_another_folder(
     """Workers do not run where the command ran."""
     monkeypatch.chdir(folder.parent)
     config = ImagesConfig(path="train")
-    pinned = pin(config, open_source(config))
+    pinned = config_for_jobs(config, open_source(config))
     monkeypatch.chdir("/")
     assert open_source(pinned).info["classes"] == {"y": ["cat", "dog"]}
 

@@ -15,7 +15,7 @@ from penstock_producer.sources.config import DatasetConfig, KerasConfig, LocalCo
 from penstock_producer.sources.items import batch_tensors
 from penstock_producer.sources.keras import KerasSource
 from penstock_producer.sources.names import register
-from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.open import config_for_jobs, open_source
 from penstock_producer.sources.protocol import BatchSource
 from tests.contracts.source import SourceContract, read
 from tests.producer.sources.conftest import UserModule
@@ -97,7 +97,7 @@ def test_jobs_with_the_planned_sizes_read_nothing_twice() -> None:
     """Python that makes batches is what costs; a job reads each of its batches once."""
     batches = Batches()
     config = LocalConfig(token=register(batches), reads_as="keras")
-    pinned = pin(config, opened(config))
+    pinned = config_for_jobs(config, opened(config))
     batches.reads.clear()
     source = opened(pinned)
     assert [len(read(source, item)["x"]) for item in (1, 3)] == [3, 1]

@@ -23,7 +23,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources import tar as tars
 from penstock_producer.sources import tar_index
 from penstock_producer.sources.config import TarConfig
-from penstock_producer.sources.open import open_source, pin
+from penstock_producer.sources.open import config_for_jobs, open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
 from penstock_producer.sources.tar import matches
@@ -139,7 +139,7 @@ def test_a_pattern_names_tars_as_webdataset_does(pattern: str, keys: list[str], 
     found = [source.key(index) for index in range(len(source))]
     assert [key for index, key in enumerate(found) if key.partition(":")[0] not in
             [other.partition(":")[0] for other in found[:index]]] == keys  # fmt: skip
-    assert open_source(pin(config, source)).fingerprint == source.fingerprint
+    assert open_source(config_for_jobs(config, source)).fingerprint == source.fingerprint
 
 
 @pytest.mark.parametrize(
