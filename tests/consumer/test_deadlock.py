@@ -161,7 +161,7 @@ def test_members_whose_batches_together_are_larger_than_the_budget_are_told_so(a
         errors = [str(member.error) for member in members if isinstance(member.error, TooLarge)]
         for member in members:
             member.join(60)
-    assert "parts of batches in hand (group 'g' " in errors[0]
+    assert "hold parts of batches (group 'g' " in errors[0]
     assert "take smaller batches" in errors[0]
 
 

@@ -61,7 +61,7 @@ class Deadlock:
 def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
     """Return the deadlock of a partition, or None if a reader is at work, or an entry is about to change its owner.
 
-    Nothing is known of a member whose last heartbeat is late. After an outage its report is from before.
+    A member with a late heartbeat is unknown, because its last report may predate an outage.
     """
     now = server_ms(client, partition.roster)
     seen = {who: liveness for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
@@ -183,8 +183,9 @@ class _MemberHoldings:
         self.held = Counter[Who]()
 
     def freed(self) -> int:
-        """Return the bytes of the entries that every group would then have acknowledged, and has not acknowledged
-        now.
+        """Return the bytes that would be freed if all members acknowledged what they were given.
+
+        It also adds to `held` what each member of a shared group was given.
         """
         shards = begun_shards(self._client, self._stream, self._manifest)
         starts = starts_of(self._manifest, shards)
@@ -349,7 +350,7 @@ def overdue(
 
 def _too_large(deadlock: Deadlock, budget_bytes: int, stream: str) -> TooLarge:
     return TooLarge(
-        f"the members of {stream!r} have parts of batches in hand ({_shares(deadlock.held)}), none of which can be "
+        f"the members of {stream!r} hold parts of batches ({_shares(deadlock.held)}), none of which can be "
         f"filled, and they leave no space in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
         "smaller batches (or shuffle buffers), a smaller prefetch_bytes or fewer members, or a larger budget_bytes"
     )

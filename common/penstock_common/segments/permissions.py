@@ -204,8 +204,8 @@ def why_not_read(
     share = shlex.quote(str(last.path))
     return (
         f"{step.path} belongs to another user ({step.words()}), who can replace its files: run as user "
-        f"{user_name(step.uid)}, or have that user share the root with a group of both, before the stream is made: "
-        f"chgrp GROUP {share} && chmod 2750 {share}"
+        f"{user_name(step.uid)}, or have that user give the root a group that both users belong to, before the stream "
+        f"is made: chgrp GROUP {share} && chmod 2750 {share}"
     )
 
 

@@ -177,7 +177,10 @@ def _greet(client: ControlClient, seeds: Sequence[Address]) -> None:
 
 
 def _greet_any(client: ControlClient, seeds: Sequence[Address]) -> str:
-    """Greet the first host that answers: within `ASK_S`, or if none does, within the time that one server has."""
+    """Greet the first host that answers.
+
+    Try each host for `ASK_S`. If none answers, try each again with the usual timeouts.
+    """
     quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
     tries: list[tuple[Address, dict[str, float]]] = [
         *((seed, quick) for seed in seeds),

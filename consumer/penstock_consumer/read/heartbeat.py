@@ -355,11 +355,11 @@ LONGEST_LOOK_S = 2.0
 """The longest pause between two looks. A member whose process has ended on this host is to be known within 5 s."""
 OVERDUE_BEATS = 2
 """An entry whose holder lives is renewed with every heartbeat, and is not even listed. Together with a look, others get
-what a dead member held within a lease and a sixth of it."""
+what a dead member held within 7/6 of a lease."""
 MANY_DELIVERIES = 5
 OUTAGES_PER_LEASE = 3
-"""A server or process that stood still for longer than a third of a lease counts as an outage, and an answer that took
-longer as late. The living keep two thirds of a lease for their renewals."""
+"""A server or process that stood still for longer than a third of a lease counts as an outage. A slower answer counts
+as late. Live members keep two thirds of a lease for their renewals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Loader(Passing):
         client = connect(self._options.url, bears_outages=notify, patience_s=patience_s)
         require_rights(client, LOADER, self.name)
         self._life = secrets.token_hex(8)
-        """The number in a state, which counts batches of one loader."""
+        """The random name of this loader in its states. It tells two loaders' batch counts apart."""
         self._loop = SingleLoop(self.name)
         self._noticed: set[Notice] = set()
         """The notices that were given, each of them once."""

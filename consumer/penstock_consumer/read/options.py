@@ -155,7 +155,7 @@ _HINTS = {
     "stream_id": "the stream was made again since, by a `penstock run` or after a deletion: begin without this state; "
     "to resume, keep one `penstock server` and run `penstock produce` beside it",
     "spec": "the stream's tensors differ from those the state was taken with",
-    "group": "a group's place is its own: use the same group, or begin without this state",
+    "group": "another group has another position: use the same group, or begin without this state",
     "kind": "give the Loader the order= it had",
     "loader": "numbers of batches are of one process: take a state of this loader before its checkpoint is saved",
     "batch_size": "positions are counted in batches: give the Loader the batch_size it had",

@@ -1,4 +1,7 @@
-"""Entries on their way from the server into the rows of batches: connection, receiver, and the check of the index."""
+"""Entries on their way from the server into the rows of batches.
+
+This file has the connection, the receiver, the check of the index, and the check of deliveries after a failover.
+"""
 
 from __future__ import annotations
 

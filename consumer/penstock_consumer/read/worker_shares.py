@@ -1,7 +1,7 @@
-"""An ordered loader whose batches other processes read, each a share of the steps: a framework's worker processes.
+"""Lets a framework's worker processes read one rank's batches. Each process reads every n-th step.
 
-The loader's own process stays the rank: it says where a pass begins, takes what arrives and acknowledges. Readers
-belong to no group, hold no lease and share no connection; what they read ahead is lost with them and read again.
+The loader's own process stays the rank. It says where a pass begins, takes what arrives and acknowledges. Readers
+belong to no group, hold no lease and share no connection. What they read ahead is lost with them and read again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EpochPart:
         return position >= steps.end_of(steps.count(samples) - 1)
 
     def after(self, steps: int) -> EpochPart:
-        """Return the share without that many first steps of the rank."""
+        """Return the part without that many first steps of the rank."""
         return replace(self, start=self.start + steps * self.order.world * self.order.batch)
 
 
@@ -79,7 +79,7 @@ def _batches(part: EpochPart, share: tuple[int, int], client: object, notify: No
     limit = max(1, part.prefetch_bytes // share[1])
     pool = pool_for(stream.require_spec(), part.batch_size, limit)
     queue = PrefetchQueue(limit, pool.trim)
-    reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and lives
+    reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and sends heartbeats
         RankClaim(client, who, part.lease_s, notify), part.epoch, queue, pool,
         start=part.start, remainder=part.remainder, share=share, views=False,
     )  # fmt: skip

@@ -65,7 +65,7 @@ class ConstantSamples:
 class TensorSummary:
     """The properties of one tensor, gathered entry by entry in one thread.
 
-    It takes the memory of a sample of numbers, a few thousand counts, one piece, and 4 MiB to compress.
+    It needs memory for a random sample, a few thousand counts, one piece and 4 MiB for compression.
     """
 
     def __init__(self, spec: TensorSpec, rng: np.random.Generator) -> None:

@@ -281,7 +281,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     return null;
   }
 
-  /** Return the epoch to read on after an iteration of an epoch, or null if others read meanwhile what was due. */
+  /** Return the epoch to continue with, or null if other members have read the rest. */
   async #due({ reading }: Opened, unfinished: number): Promise<number | null> {
     try {
       const epoch = await reading.nextEpoch();

@@ -222,7 +222,7 @@ const HINTS = {
     "the stream was made again since, by a `penstock run` or after a deletion: begin without this state; to resume, " +
     "keep one `penstock server` and run `penstock produce` beside it",
   spec: "the stream's tensors differ from those the state was taken with",
-  group: "a group's place is its own: use the same group, or begin without this state",
+  group: "another group has another position: use the same group, or begin without this state",
   kind: "give the loader rank and worldSize if it had them",
   batch_size: "positions are counted in batches: give the loader the batchSize it had",
 } as const;

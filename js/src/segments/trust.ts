@@ -50,7 +50,7 @@ export async function whyNotRead(root: string, folder: string): Promise<string |
   if (owners.has(weak.uid) && isOpen(weak)) {
     return `other users can replace the files in ${told}: remove that right (chmod go-w), or name another folder`;
   }
-  return `${told} belongs to another user, who can replace its files: run as user ${weak.uid}, or share the root with a group of both (docs/segments.md)`;
+  return `${told} belongs to another user, who can replace its files: run as user ${weak.uid}, or give the root a group that both users belong to (docs/segments.md)`;
 }
 
 /** Return the components of an absolute path, those of symlinks' targets included. */

@@ -78,7 +78,7 @@ export interface EpochOptions {
   /** The samples of each shard, if they are planned. */
   readonly sizes?: readonly number[];
   readonly seed?: number;
-  /** Of the source. Producers that give one share an epoch only if it agrees. */
+  /** The source's fingerprint. Producers with different fingerprints cannot share an epoch. */
   readonly fingerprint?: string;
 }
 

@@ -28,8 +28,8 @@ def forked(target: Callable[..., None], *args: Any, daemon: bool = False) -> Bas
 def to_fork(target: Callable[..., None], *args: Any, daemon: bool = False) -> BaseProcess:
     """Return a process for `fork` that calls ``target(*args)``.
 
-    It never collects the garbage of this one. A framework's object may need a thread when it is destroyed, and a fork
-    copies no other threads. A function of TensorFlow crashes the process then.
+    The child never collects its parent's garbage. Destroying a framework's object may need a thread that the fork
+    lacks. A function of TensorFlow crashes the process then.
     """
     return get_context("fork").Process(target=_run, args=(target, args, gc.isenabled()), daemon=daemon)
 

@@ -26,7 +26,7 @@ from penstock_producer.sources.order import part_at
 from penstock_producer.sources.protocol import Sample
 
 _TEXT = "US"
-"""The dtype kinds of numpy's fixed-length texts, which travel as bytes."""
+"""The dtype kinds of numpy's fixed-length strings, which travel as bytes."""
 
 
 class ArrayColumn:
@@ -40,11 +40,11 @@ class ArrayColumn:
             if wire_name(part.dtype) is None and part.dtype.kind not in _TEXT:
                 bits = part.dtype.kind == "V" and part.dtype.names is None and part.dtype.itemsize == 2
                 hint = (
-                    ". numpy.save writes bfloat16 so: save the bits, as x.view('uint16'), or give "
+                    ". numpy.save cannot store bfloat16. Save its bits as x.view('uint16'), or give "
                     "np.load(path).view(ml_dtypes.bfloat16) from a dataset of your own (SOURCE `dataset`)"
                 )
                 raise SourceError(
-                    f"{where}: {name!r} is of dtype {part.dtype}; expected numbers or texts{hint if bits else ''}"
+                    f"{where}: {name!r} is of dtype {part.dtype}; expected numbers or strings{hint if bits else ''}"
                 )
             if (part.dtype != like.dtype and part.dtype.kind not in _TEXT) or part.shape[1:] != like.shape[1:]:
                 raise SourceError(

@@ -101,10 +101,10 @@ def test_values_are_known_without_making_samples(tmp_path: Path) -> None:
         ({"x": X[:0]}, "is empty"),
         ({"x": np.array(3)}, r"'x' has no rows: its shape is \(\)"),
         ({"x": np.array([{}], object)}, "not a readable .npy"),
-        ({"x": np.array(["2024-01-01"], "M8[D]")}, r"of dtype datetime64\[D\]; expected numbers or texts"),
+        ({"x": np.array(["2024-01-01"], "M8[D]")}, r"of dtype datetime64\[D\]; expected numbers or strings"),
         (
             {"x": np.ones(2, ml_dtypes.bfloat16)},
-            r"\|V2; expected .* save the bits, as x\.view\('uint16'\), or give np\.load",
+            r"\|V2; expected .* Save its bits as x\.view\('uint16'\), or give np\.load",
         ),
         ({"x": b"no array"}, "not a readable .npy"),
         ({"x": None}, "No such file or directory; give .npy or .npz files"),

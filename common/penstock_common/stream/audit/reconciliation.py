@@ -58,7 +58,7 @@ class ReconcileStep:
     kind: StepKind
     epoch: int = -1
     manifest: str = ""
-    """The id of the epoch's manifest, in which nothing else is changed."""
+    """The id of the epoch's manifest. The step changes only the epoch with this manifest id."""
     shard: int = -1
     end: int = 0
     """The end of what the shard's index has."""

@@ -51,7 +51,7 @@ class Positions:
         return self.ranks.get(rank, self.floor)
 
     def minimum(self, world: int) -> int:
-        """Return the position below which the group is done, or 0 while the number of ranks is not known."""
+        """Return the position below which the group is done, or the floor while the number of ranks is not known."""
         return min((self.of(rank) for rank in range(world)), default=self.floor)
 
     def unread_below(self, record: GroupRecord, edges: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -79,7 +79,10 @@ def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> P
 
 
 def starts_of(manifest: Manifest, shards: range) -> dict[int, int]:
-    """Return shard -> position of its first sample, if known. In an open epoch only that after finished shards is."""
+    """Return shard -> position of its first sample, if known.
+
+    In an open epoch, a start is known only if all earlier shards are complete.
+    """
     starts, at = {}, 0
     for shard in shards:
         starts[shard] = at

@@ -1,7 +1,7 @@
 """An operator's decision that groups continue without what is dead or lost. Identity and reason are kept.
 
-A shared group's samples become acknowledged bits. An ordered group has no bits. Its readers take the samples noted here
-for holes, which every rank fills with the same other samples. No number in an entry is believed.
+A shared group's samples become acknowledged bits. An ordered group has no bits. Its readers treat these samples
+as holes. Every rank fills a hole with the same sample. The code trusts no number in an entry.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _drop_entries(
 
 
 def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, reason: str) -> list[DeadLetter]:
-    """Return what will never be delivered to the group, by the audit."""
+    """Discard the samples that the group can never get, by the audit, and return them."""
     audits = audit_stream(client, stream, epoch=manifest.epoch).epochs
     lost = audits[0].groups[group].lost_ranges if audits and group in audits[0].groups else []
     done = []
@@ -107,7 +107,7 @@ def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, r
 def _drop_ordered(
     client: Client, stream: Stream, manifest: Manifest, group: str, known: GroupRecord, reason: str, entry: str | None
 ) -> list[DeadLetter]:
-    """Return what an ordered group skips from now on: its dead letters and everything missing, or one entry."""
+    """Discard an ordered group's dead letters and all missing samples, or one entry. Return what was discarded."""
     done = []
     for partition in stream.partitions:
         notes = load_notes(client, partition, manifest.epoch, group)
@@ -127,7 +127,10 @@ def _drop_ordered(
 def _drop_missing(
     client: Client, stream: Stream, manifest: Manifest, group: str, known: GroupRecord, reason: str
 ) -> list[DeadLetter]:
-    """Return what a repair would put back and the group's lowest rank has not passed: whole entries and whole gaps."""
+    """Discard what a repair would put back and the group's lowest rank has not passed. Return what was discarded.
+
+    Each part is a whole entry or a whole gap.
+    """
     starts = starts_of(manifest, begun_shards(client, stream, manifest))
     minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
     done = []

@@ -1,7 +1,7 @@
 """A private redis-server (or Valkey) that lives exactly as long as the process that started it.
 
-This file writes the settings that the guarantees need, and starts and ends the server. `executables` finds the
-executable, `watcher` watches over the owner's life.
+The first half writes the settings that the guarantees need, and starts and ends the server. The second half finds the
+executable. `watcher` ends the server with its owner.
 """
 
 from __future__ import annotations
