@@ -83,7 +83,7 @@ class Cast:
         return actor
 
     def count(self, group: str) -> int:
-        """Count the living trainers of a group."""
+        """Count the live trainers of a group."""
         return sum(actor.life.group == group for actor in self.trainers)
 
     def _count_node(self, group: str) -> int:
@@ -208,7 +208,7 @@ class Cast:
         return True
 
     def workers(self) -> Iterator[tuple[Actor, int]]:
-        """Yield the parent and the process id of every living worker."""
+        """Yield the parent and the process id of every live worker."""
         for owner in (self.dispatcher, self.host):
             if owner is not None and not owner.is_stopped:
                 for pid in owner.workers():

@@ -478,7 +478,7 @@ class TestLeases:
         assert looks == [0], "nothing is kept of an epoch that is over"
 
     def test_what_is_returned_is_claimed_again_less_what_the_loop_keeps(self, held: tuple[LeaseClaim, Lease]) -> None:
-        """A part may wait for its checkpoint. Handed out again, it would be trained on twice."""
+        """A part may wait for its checkpoint. Delivered again, it would be trained on twice."""
         claim, lease = held
         lost = Lease(0, 0, 0, b"9-9", unacknowledged=BLOCK)
         returned = Batch({}, 0, [BatchSpan(lease, 0, 2), BatchSpan(lost, BLOCK, 2 * BLOCK)])

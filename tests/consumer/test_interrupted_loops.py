@@ -50,7 +50,7 @@ SOURCES: dict[str, tuple[dict[str, Any], Callable[[Loader], Any]]] = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_an_interrupted_request_loses_no_batch(any_url: str, kind: str) -> None:
-    """The batch was taken out of the queue, and perhaps counted as handed out, but the loop never had it."""
+    """The batch was taken out of the queue, and perhaps counted as delivered, but the loop never had it."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     options, of = SOURCES[kind]
 

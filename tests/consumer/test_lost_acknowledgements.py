@@ -229,7 +229,7 @@ def acknowledgement_under_way(url: str, client: Any, settings: dict[str, Any], p
 def test_a_member_that_ends_by_an_error_waits_for_a_server_that_is_back(
     any_url: str, any_client: Any, every_s: float
 ) -> None:
-    """Its server was away until a moment ago. What was under way then was handed out twice."""
+    """Its server was away until a moment ago. What was under way then was delivered twice."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     settings = {"batch_size": BATCH, "acknowledge_every_s": every_s}
     with acknowledgement_under_way(any_url, any_client, settings, 1800) as found, loader_of(any_url) as loader:

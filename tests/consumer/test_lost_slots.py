@@ -340,7 +340,7 @@ def test_a_member_that_a_partition_lost_with_the_epoch_joins_again_and_waits_for
 
 
 def test_a_group_that_is_dropped_is_not_brought_back_by_its_members(any_url: str, any_client: Any) -> None:
-    """An operator who drops a group with living members wants it gone."""
+    """An operator who drops a group with live members wants it gone."""
     plan(any_url, [40, 40], partitions=2)
     stream = open_stream(any_client, "t")
     with pytest.raises((GroupNotFound, EpochNotFound)), loader_of(any_url, prefetch_bytes=400) as loader:

@@ -125,7 +125,7 @@ def test_a_lease_is_given_up_once_and_only_as_long_as_it_counts() -> None:
 
 
 def test_what_waits_for_a_checkpoint_counts_with_what_is_to_come() -> None:
-    """The entry is acknowledged with the last of both, and what waits is not handed out again."""
+    """The entry is acknowledged with the last of both, and what waits is not delivered again."""
     held = Leases()
     dropped = Lease(0, 7, 3, b"1-0", unacknowledged=8)
     held.hold_again(dropped, [(0, 2), (4, 5)])

@@ -416,7 +416,7 @@ class TestMissingEntries:
 
 
 def test_an_entry_that_is_not_the_one_of_the_index_is_refused(any_url: str, any_client: Client) -> None:
-    """Its rows would be handed out as those of others."""
+    """Its rows would be delivered as those of others."""
     plan(any_url, [SIZE], block_samples=BLOCK)
     stream = open_stream(any_client, "t")
     manifest = load_manifest(any_client, stream, 0)

@@ -494,7 +494,7 @@ class TestServers:
     def test_an_end_gives_a_server_that_is_back_the_time_to_answer(
         self, server: Server, patience_s: float, timeout_s: float, *, has_unanswered: bool, is_silent: bool
     ) -> None:
-        """It was away a moment ago, and what it owes an answer would be handed out twice."""
+        """It was away a moment ago, and what it owes an answer would be delivered twice."""
         boxes, server.silent = server.boxes([[1]]), {"b"} if is_silent else set()
         boxes.send(1, Note(1, "b"))
         if not has_unanswered:

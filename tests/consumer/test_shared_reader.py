@@ -893,7 +893,7 @@ class TestKeeping:
     def test_its_heartbeat_tells_others_that_it_lives(
         self, claim: LeaseClaim, rank: RankClaim, any_client: Client, is_ordered: bool
     ) -> None:
-        """Its entries would be handed out to others in the middle of a long step."""
+        """Its entries would be delivered to others in the middle of a long step."""
         kept: LeaseClaim | RankClaim = rank if is_ordered else claim
         name = kept.who.group, kept.who.member
 
@@ -1050,7 +1050,7 @@ class TestClaimedEntries:
     def test_one_on_which_training_may_die_comes_once_all_before_it_was_taken(
         self, second: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, ids: dict[int, list[bytes]]
     ) -> None:
-        """It would be handed out with them, and a death would be blamed on it."""
+        """It would be delivered with them, and a death would be blamed on it."""
         claim.heartbeat.claims += [ClaimedEntry(0, 1, ids[1][0], 9), ClaimedEntry(0, 1, ids[1][1])]
         second._fetch_claims()
         assert not second._is_over()
@@ -1199,7 +1199,7 @@ class TestTheEnd:
         any_client: Client,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """It is handed out here, in this pass of the epoch, once its lease has lapsed. Until then the reader rests."""
+        """It is delivered here, in this pass of the epoch, once its lease has lapsed. Until then the reader rests."""
         any_client.xreadgroup("g", "dead", {self.entries(claim): ">"}, count=1)
         ended = list[bool]()
         thread = threading.Thread(target=lambda: ended.append(reader._is_over()))

@@ -259,7 +259,7 @@ def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: s
 def test_several_groups_are_dropped_by_one_command_or_none_of_them(
     told: Told, url: str, writer: penstock.Writer
 ) -> None:
-    """A sweep leaves many. A wrong name or a living member among them must not leave half of the work done."""
+    """A sweep leaves many. A wrong name or a live member among them must not leave half of the work done."""
 
     def names() -> list[str]:
         return [group["name"] for group in json.loads(told("groups", "list", "train", "--json")[1])]

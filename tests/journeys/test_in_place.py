@@ -1,4 +1,4 @@
-"""Samples made where they are kept, and batches handed out where they lie: no copy on either side, and nothing lost."""
+"""Samples made where they are kept, and batches delivered where they lie: no copy on either side, and nothing lost."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_reserved_samples_are_committed_with_all_others(any_url: str, payload: s
 
 
 def test_a_small_shard_takes_a_small_file(any_url: str, memory_path: Path) -> None:
-    """Blocks are made in the file: one that could be large would take room for all that it could be."""
+    """Blocks are made in the file: one that could be large would take space for all that it could be."""
     with writer_of(any_url, f"segments:{memory_path}", budget_bytes=64 << 20) as writer:
         shards = [100, 10, 1]
         epoch = writer.epoch(sizes=shards)

@@ -1,4 +1,4 @@
-"""Kill -9 under each acknowledgement policy: exactly what the policy says was not trained on is handed out again."""
+"""Kill -9 under each acknowledgement policy: exactly what the policy says was not trained on is delivered again."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_a_living_member_takes_over_within_the_running_epoch(any_url: str) -> No
 
 
 def test_a_member_that_had_gone_on_takes_up_what_one_that_died_later_left_behind(any_url: str) -> None:
-    """The living member waits for the next epoch: what it takes over is trained on, not held until it leaves."""
+    """The live member waits for the next epoch: what it takes over is trained on, not held until it leaves."""
     produce(any_url, "t", 60, block_samples=7)
     with child(train, any_url, "dies", 3, 0, 1, 1) as dying:
         logged = run_until_middle(dying)  # with all of the epoch in its hands

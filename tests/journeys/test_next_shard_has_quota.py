@@ -1,6 +1,6 @@
 """No deadlock: with any process killed, stopped or late, the shard that all wait for gets quota and is made.
 
-Budgets are a fraction of an epoch, so that every rule of room is met in every run; processes and servers are real.
+Budgets are a fraction of an epoch, so that every rule of quota is met in every run; processes and servers are real.
 """
 
 from __future__ import annotations

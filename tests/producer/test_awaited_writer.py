@@ -15,7 +15,7 @@ from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_known(
     any_url: str, any_client: Client, refused: str, why: str
 ) -> None:
-    """Their budget has room, so the rule never asks whose turn it is; trainers were told to look for a producer."""
+    """Their quota is enough, so the rule never asks whose turn it is; trainers were told to look for a producer."""
     now_s, args = 0.0, ["/full"] if why == "folder" else []
     with writer_of(any_url, spec=SPEC) as writer:
         epoch = writer.epoch(0, sizes=[10, 10])

@@ -46,7 +46,7 @@ BUDGET = 100_000
 
 
 class TestTheRule:
-    """Room: who may write now."""
+    """Quota: who may write now."""
 
     def test_the_top_quarter_is_only_for_the_shard_everyone_waits_for(self) -> None:
         """Otherwise shards that are ahead could fill the budget with samples that no group can use yet."""
@@ -67,7 +67,7 @@ class TestTheRule:
         assert QuotaState(75, largest_block(100), 100, is_next=True).is_enough
 
     def test_who_had_to_wait_goes_on_at_the_low_mark_or_after_a_second(self) -> None:
-        """Room is planned for in stretches; and what readers must hold may lie between the marks."""
+        """Quota is planned for in stretches; and what readers must hold may lie between the marks."""
         waiting = QuotaState(850, 40, 1000, is_next=True, waited_s=0.1)
         assert waiting.is_enough
         assert not replace(waiting, held_bytes=870).is_enough
@@ -390,7 +390,7 @@ def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_serv
 
 
 class TestSteps:
-    """A step of all ranks together must fit the room that is kept for the shard they wait for."""
+    """A step of all ranks together must fit the quota that is kept for the shard they wait for."""
 
     def stream(self, client: Client, url: str, spec: Any = WIDE, **settings: Any) -> Stream:
         """A stream of 1000-byte samples."""

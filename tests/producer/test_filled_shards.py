@@ -50,7 +50,7 @@ def test_a_shard_takes_no_more_than_was_planned_however_it_was_filled(any_url: s
 def test_blocks_that_are_large_have_files_of_their_own(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A budget holds five blocks of 200 MB: were two in a file, one that is read yet would keep the other's room."""
+    """A budget holds five blocks of 200 MB: were two in a file, one that is read yet would keep the other's space."""
     monkeypatch.setattr("penstock_producer.write.payloads.LARGE_BYTES", 1 << 20)
     for name, block_bytes, files in (("large", 1 << 20, 2), ("small", 1 << 19, 1)):
         writer = Writer(

@@ -240,5 +240,5 @@ def test_what_a_full_server_refused_waits_a_round_though_room_was_made(any_url: 
         keeper = AdmissionControl(any_client, writer.stream, manifest, 1, lambda: 0.0, resources)
         keeper.note_full_server()
         assert not keeper.admit(SAMPLE_BYTES, SAMPLE_BYTES)
-        assert stored(any_client, "t", 0) == Counter()  # room was made
+        assert stored(any_client, "t", 0) == Counter()  # space was made
         assert keeper.admit(SAMPLE_BYTES, 0)

@@ -143,7 +143,7 @@ class TestAlarm:
         assert explain_holds("train", silent, ["b"], 10 * MINUTE_MS + 5000, 10 * MINUTE_MS) == ""
 
     def test_a_pin_of_an_epoch_that_holds_nothing_is_not_blamed(self) -> None:
-        """Only what takes room is in the way."""
+        """Only what takes space is in the way."""
         roster = Roster("1", pinned=frozenset({1, 2}), epochs={1: "a", 2: "b"}, epoch_bytes={1: 0, 2: 2048})
         assert "epochs 1, 2 are pinned, with 2 KiB" in explain_holds("t", roster, [], 0, 0)
         assert explain_holds("t", Roster("1", pinned=frozenset({1}), epochs={1: "a"}), [], 0, 0) == ""

@@ -168,7 +168,7 @@ def test_fleets_that_follow_one_wish_find_each_other(any_url: str, stream: Strea
 
 @pytest.mark.parametrize("order", [None, "canonical"], ids=["shared", "ordered"])
 def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, order: Any) -> None:
-    """The wish needs every loop, also those that read in order; and no starving one must look slow."""
+    """The wished number needs every loop, also those that read in order; and no starving one must look slow."""
     produce(any_url, "train", 200)
     with (
         connect(any_url) as client,

@@ -279,7 +279,7 @@ def test_a_late_group_starts_at_the_first_whole_epoch(any_url: str) -> None:
             if batch["y"].max() >= 29:
                 break
         next(iter(early))
-        with writer.epoch() as second:  # needs room: entries of epoch 0 go, though it is not read to its end
+        with writer.epoch() as second:  # needs quota: entries of epoch 0 go, though it is not read to its end
             for number in range(45):
                 second.write({"x": np.zeros(1000, np.uint8), "y": number})
         assert load_roster(writer.client, writer.stream.partitions[0]).trimmed == {0}

@@ -101,7 +101,7 @@ class TestPlans:
         assert self.plan("bytes:0") == [0, 1, 2, 3, 4]
 
     def test_pinned_and_replayed_epochs_stay_and_count_as_kept(self) -> None:
-        """A pin is an operator's word; it must not make room for more, either."""
+        """A pin is an operator's word; it must not make space for more, either."""
         roster = roster_of(
             {"g": group()}, {("g", e) for e in range(5)}, pinned=frozenset({0}), replays={"r": (1, 20_000)}
         )

@@ -64,7 +64,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras's ModelCheckpoint for a loader with ``acknowledge='on_checkpoint'``: a save acknowledges what it contains.
 
     ``fit`` is given the loader's ``penstock.tensorflow.dataset``, or with Keras's torch backend a DataLoader of its
-    ``penstock.torch.dataset``. What was trained on after the last save is handed out again to a training job that
+    ``penstock.torch.dataset``. What was trained on after the last save is delivered again to a training job that
     continues from it.
 
     A save is written to a second file, synced to disk, renamed, and only then acknowledged. So a crash at any moment

@@ -20,7 +20,7 @@ _END: Any = object()
 
 
 class OutstandingBatch(NamedTuple):
-    """A batch that was handed out and is not acknowledged."""
+    """A batch that was delivered and is not acknowledged."""
 
     batch: Batch
     """The batch without its arrays."""
@@ -132,7 +132,7 @@ class OutstandingBatches:
             return [one.batch for one in self._trained.values()]
 
     def forget(self) -> None:
-        """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
+        """Acknowledge nothing of what was delivered, because reading continues elsewhere."""
         with self._lock:
             self._covered += len(self._trained)
             self._pulled.clear()
@@ -206,7 +206,7 @@ class UnacknowledgedNotice:
         self._policy, self._outstanding, self._notify = policy, outstanding, notify
 
     def tell(self) -> None:
-        """Say how many samples will be handed out again, and which call acknowledges them."""
+        """Say how many samples will be delivered again, and which call acknowledges them."""
         left = self._outstanding.waiting
         if not left.batches:
             return
@@ -411,7 +411,7 @@ class Acknowledger:
                 self.member.return_batches(left, self._outstanding.trained())
 
     def forget(self) -> None:
-        """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
+        """Acknowledge nothing of what was delivered, because reading continues elsewhere."""
         self._outstanding.forget()
         self._held_up.clear()
 
@@ -459,7 +459,7 @@ class Acknowledger:
         self.unacknowledged.tell()
 
     def _acknowledge(self, batches: list[Batch]) -> None:
-        if self.member is None:  # nothing was handed out yet
+        if self.member is None:  # nothing was delivered yet
             return
         self._go_on()
         claim = self.member.claim
@@ -509,7 +509,7 @@ class Acknowledger:
     # --- what waits for a checkpoint ---
 
     def _warn(self) -> None:
-        """Say once for each checkpoint that much is handed out and not acknowledged."""
+        """Say once for each checkpoint that much is delivered and not acknowledged."""
         assert self.member is not None
         if self._is_warned:
             return

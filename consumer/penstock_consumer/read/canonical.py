@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 
 class NoGoodSample(Exception):
-    """Raised when no sample of the epoch can be handed out, so nothing can stand in for bad ones."""
+    """Raised when no sample of the epoch can be delivered, so nothing can stand in for bad ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class EpochSteps:
         return max(0, -(-(steps - first) // every))
 
     def needed(self, step: int, total: int | None) -> int:
-        """Return the position below which all has to be committed before a step can be handed out."""
+        """Return the position below which all has to be committed before a step can be delivered."""
         end = self.end_of(step)
         return end if total is None else min(end, total)
 

@@ -384,7 +384,7 @@ class LeaseClaim(Claim):
         return self._claimed() | {epoch for epoch in self.unclosed if self.has_unread(epoch)}
 
     def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """Give leases up and claim their entries again. The ledger, and ``kept``, say what is handed out of them."""
+        """Give leases up and claim their entries again. The ledger, and ``kept``, say what of them is delivered."""
         self._claim_again(dict.fromkeys(span.lease for batch in batches for span in batch.spans), kept)
         return False
 

@@ -187,7 +187,7 @@ class DeadLetters:
 
 
 def crash_notice(who: Membership, entry: ClaimedEntry, header: Header | None) -> str:
-    """Return the notice on an entry that was handed out often, was never acknowledged, and is handed out once more."""
+    """Return the notice on an entry that was delivered often, was never acknowledged, and is delivered once more."""
     name, group = who.stream.name, who.group
     what = "" if header is None else f" (shard {header.shard} offsets {header.first}-{header.end - 1})"
     return (

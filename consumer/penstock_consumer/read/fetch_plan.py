@@ -213,10 +213,10 @@ class FetchPause:
         self.is_under_way = False
         """Whether the wait was sent to the server."""
         self.is_told = False
-        """Whether a hint ended the last pause. Something happened then, and the epoch may have ended."""
+        """Whether an event ended the last pause. Something happened then, and the epoch may have ended."""
 
     def received(self, entry_id: bytes) -> None:
-        """Note that an entry came. A hint on its epoch's end comes later, by the same clock."""
+        """Note that an entry came. The event of its epoch's end comes later, by the same clock."""
         appended_ms = int(entry_id.partition(b"-")[0] or 0)
         self._after = max(self._after, (max(0, appended_ms - 1), 0))
 
@@ -239,7 +239,7 @@ class FetchPause:
         except ReplyError as error:
             if not is_wrong_type(error.error):
                 raise
-            # the key holds hints only; if it is no stream, the server does not wait for one
+            # events are only hints; if the key is no stream, the server does not wait for one
             time.sleep(max(0.0, until_s - self._clock()))
             return
         if newest is not None:

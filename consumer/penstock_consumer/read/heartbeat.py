@@ -374,7 +374,7 @@ class ClaimedEntry:
 
     @property
     def is_suspect(self) -> bool:
-        """Return whether training may die on it. Then it is handed out alone, after everything else."""
+        """Return whether training may die on it. Then it is delivered alone, after everything else."""
         return self.deliveries >= MANY_DELIVERIES
 
 
@@ -480,7 +480,7 @@ class LeaseRenewer(Heartbeat):
             self._claim(lost, min_idle_ms=0)
 
     def count_turn(self, suspect: ClaimedEntry) -> None:
-        """Note that an entry which is held here is handed out now."""
+        """Note that an entry which is held here is delivered now."""
         partition, who = self._who.stream.partitions[suspect.partition], (self._who.group, self._who.member)
         held = PendingEntry(suspect.entry_id, self._who.member, 0, suspect.deliveries)
         claim(self._client, partition, suspect.epoch, who, held, min_idle_ms=0)
@@ -569,7 +569,7 @@ class LeaseRenewer(Heartbeat):
         """Return where entries of the group's open epochs may be pending in some partitions.
 
         An abandoned epoch takes no acknowledgements any more. What is pending of it may be acknowledged, and would
-        be handed out again and again.
+        be delivered again and again.
         """
         roster = snapshot.roster
         record = roster.groups.get(self._who.group)

@@ -92,7 +92,7 @@ class Loader(Passing):
     Every group gets every sample, and the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
     aligned to 64 bytes. It is never overwritten while anything refers to it. The last batch of an epoch may be smaller.
 
-    ``acknowledge`` says when a batch counts as trained on. Other batches are handed out again after a crash.
+    ``acknowledge`` says when a batch counts as trained on. Other batches are delivered again after a crash.
 
     - ``'on_next'``: when the loop asks for the next batch, or the loader is closed.
     - ``'manual'``: when `acknowledge` is called.
@@ -295,7 +295,7 @@ class Loader(Passing):
         """Draw each batch at random from a window of samples. For shared order only.
 
         The first batch comes when the window is full, or when no sample came for 2 s. The window's samples are leased
-        and not acknowledged. After a crash, and at `close`, they are handed out again. A sample is acknowledged with
+        and not acknowledged. After a crash, and at `close`, they are delivered again. A sample is acknowledged with
         the batch that contains it. The same arrivals and seed give the same batches, but arrivals in shared order
         vary.
 
@@ -471,7 +471,7 @@ class Loader(Passing):
 
     @explained
     def acknowledge(self, batch: Batch) -> None:
-        """Acknowledge a batch: it is never handed out again to this group. A second call does nothing.
+        """Acknowledge a batch: it is never delivered again to this group. A second call does nothing.
 
         Args:
             batch: a batch that this loader gave.
@@ -486,7 +486,7 @@ class Loader(Passing):
         self._acknowledger.acknowledge(batch)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """Acknowledge on the server everything that was handed out, because a checkpoint of it is durable.
+        """Acknowledge on the server everything that was delivered, because a checkpoint of it is durable.
 
         Args:
             state: a state that `state_dict` returned. Then everything until that state is acknowledged, for checkpoints
@@ -651,10 +651,10 @@ class Loader(Passing):
     # --- the end ---
 
     def close(self) -> None:
-        """Acknowledge the batch in hand ('on_next'), return what was not handed out, and leave the group.
+        """Acknowledge the outstanding batch ('on_next'), return what was not delivered, and leave the group.
 
         Raises:
-            ServerUnavailable: an acknowledgement could not be delivered. Its batch is handed out again.
+            ServerUnavailable: an acknowledgement could not be sent. Its batch is delivered again.
         """
         self._resources.take_time()
         try:

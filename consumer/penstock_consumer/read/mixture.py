@@ -72,7 +72,7 @@ class MixturePosition:
 
     def __init__(self) -> None:
         self.pulled = self.trained = 0
-        """The steps handed out, and those of them that no framework has in a buffer."""
+        """The steps delivered, and those of them that no framework has in a buffer."""
         self.began: dict[str, int] = {}
         """The epochs of the running pass that gave a batch of it."""
         self.done: set[str] = set()
@@ -85,7 +85,7 @@ class MixturePosition:
         self.done, self.began, self.is_over = set(), {}, False
 
     def pull(self, batch: Batch, *, is_trained: bool) -> None:
-        """Note that a batch is handed out, to a loop that trains on it, or to a framework."""
+        """Note that a batch is delivered, to a loop that trains on it, or to a framework."""
         self.began.setdefault(batch.source, batch.epoch)
         self.pulled += 1
         self.trained += is_trained
@@ -256,7 +256,7 @@ class Mixture(Passing):
         """Acknowledge what a durable checkpoint contains; see `Loader.checkpointed`.
 
         Args:
-            state: a state that `state_dict` returned. None means everything that was handed out.
+            state: a state that `state_dict` returned. None means everything that was delivered.
         """
         states = None if state is None else self._checked(state)
         for name, loader in self._loaders.items():

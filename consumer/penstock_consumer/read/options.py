@@ -35,7 +35,7 @@ class LoaderOptions:
     create: bool = True
     """Whether a group that is not there is made."""
     views: bool = False
-    """Whether a batch that is one block of a segment is handed out where it lies."""
+    """Whether a batch that is one block of a segment is delivered where it lies."""
     url: str = ""
     """The server's address."""
     timeout_s: float | None = None

@@ -174,7 +174,7 @@ class RowPlan:
             self.todo.extend(joined([*last, *takes]))
 
     def _is_committed(self, step: int) -> bool:
-        """Return whether a step may be handed out. The server is asked again when nothing else is left to do."""
+        """Return whether a step may be delivered. The server is asked again when nothing else is left to do."""
         needed, walk = self.steps.needed(step, self.index.total), self.index.walk
         if walk.end < needed and not self._is_dry:
             self._is_dry = not walk.reach(needed)
@@ -338,7 +338,7 @@ class OrderedReader:
 
     def _read(self) -> None:
         while True:
-            self.claim.heartbeat.raise_error()  # nothing may be handed out under a name that another process took
+            self.claim.heartbeat.raise_error()  # nothing may be delivered under a name that another process took
             try:
                 if self._turn():
                     break

@@ -500,7 +500,7 @@ class Receiver:
                 at += len(place)
 
     def _is_view(self, header: Header) -> bool:
-        """Return whether the entry is to be handed out where it lies."""
+        """Return whether the entry is to be delivered where it lies."""
         assert self._segments is not None
         is_whole = self._entry.wanted is None and not self._ragged and header.compression is None
         return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)

@@ -545,9 +545,9 @@ class SharedReader:
         return is_here and claim.epoch <= self.epoch and claim.is_suspect == suspect
 
     def _fetch_claims(self, *, suspect: bool = False) -> None:
-        """Fetch claimed entries by id and hand them out in batches of their own. They may be of earlier epochs.
+        """Fetch claimed entries by id and deliver them in batches of their own. They may be of earlier epochs.
 
-        Suspects come one at a time, and the one that was handed out most often comes last.
+        Suspects come one at a time, and the one that was delivered most often comes last.
         """
         claims = [self.claim.heartbeat.claims.popleft() for _ in range(len(self.claim.heartbeat.claims))]
         due = [claim for claim in claims if self._is_due(claim, suspect=suspect)]
@@ -582,7 +582,7 @@ class SharedReader:
         receiver, received = self._receivers.of_claims(assembler, manifest, partition), self._receivers.received
         while not self.queue.wait_for_space(0, 0.2):
             pass
-        if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be handed out twice
+        if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be delivered twice
             self.claim.heartbeat.count_turn(claim)
         while True:
             received.clear()
@@ -659,7 +659,7 @@ class SharedReader:
     def _require_live(self) -> None:
         """Raise DamagedKey if no acknowledgement is taken of an epoch that is neither abandoned nor released.
 
-        What is pending of it would be handed out again and again.
+        What is pending of it would be delivered again and again.
         """
         looks = 0
         while self._manifest.state != ABANDONED:

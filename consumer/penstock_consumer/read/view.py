@@ -163,7 +163,7 @@ class View(Passing):
         return whole if self._count == 0 else min(whole, self._count)
 
     def state_dict(self) -> State:
-        """Return the loader's state: what was handed out so far, in whole batches."""
+        """Return the loader's state: what was delivered so far, in whole batches."""
         return self._source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ class View(Passing):
         """Acknowledge what a durable checkpoint contains; see `Loader.checkpointed`.
 
         Args:
-            state: a state that `state_dict` returned. None means everything that was handed out.
+            state: a state that `state_dict` returned. None means everything that was delivered.
         """
         self._source.checkpointed(state)
 

@@ -178,10 +178,10 @@ def _workers(seen: StreamSnapshot) -> str:
         return f"no worker says that it is at work: {load}"
     wished = shown(load)
     count = f"{load.workers} worker{'' if load.workers == 1 else 's'}"
-    wish = (
+    number = (
         "not known yet" if wished is None else wished if is_tellable(wished, load.workers) else "more than can be told"
     )
-    return f"{count}, wished {wish}: {load}"
+    return f"{count}, wished {number}: {load}"
 
 
 def _waiting(seen: StreamSnapshot) -> str:

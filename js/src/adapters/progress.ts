@@ -8,7 +8,7 @@ export interface Share {
   readonly rows: number;
 }
 
-/** A batch that the source handed out, and how many of its rows the training job still needs. */
+/** A batch that the source delivered, and how many of its rows the training job still needs. */
 export interface SourceBatch {
   readonly batch: Batch;
   /** The source's state behind this batch. */

@@ -10,7 +10,7 @@ export class GatewayBatch extends Batch {
   }
 
   /**
-   * Acknowledge the batch: it is never handed out again to this group. A second call does nothing. After a lost connection
+   * Acknowledge the batch: it is never delivered again to this group. A second call does nothing. After a lost connection
    * the group hands the batch out again, and a line says so.
    *
    * @returns Once Redis has it.

@@ -5,13 +5,13 @@ import type { Reading } from "./reading.js";
 /** The batches of one loader from handing out to acknowledgement. */
 export class Acknowledger {
   readonly policy: Acknowledge;
-  /** Batches and samples handed out since the loader was made. */
+  /** Batches and samples delivered since the loader was made. */
   batches = 0;
   samples = 0;
-  /** The batch that was handed out last. */
+  /** The batch that was delivered last. */
   last: LoaderBatch | null = null;
   readonly #reading: Reading;
-  /** What was handed out and is not acknowledged, in order. */
+  /** What was delivered and is not acknowledged, in order. */
   readonly #outstanding = new Set<LoaderBatch>();
   /** The batch that the loop has, if asking for the next one acknowledges it. */
   #inHand: LoaderBatch | null = null;
@@ -24,14 +24,14 @@ export class Acknowledger {
     this.#reading = reading;
   }
 
-  /** The payload bytes that were handed out and are not acknowledged. */
+  /** The payload bytes that were delivered and are not acknowledged. */
   get handedBytes(): number {
     let bytes = 0;
     for (const batch of this.#outstanding) bytes += batch.bytes;
     return bytes;
   }
 
-  /** The samples that were handed out and are not acknowledged. */
+  /** The samples that were delivered and are not acknowledged. */
   get unacknowledged(): number {
     let samples = 0;
     for (const { size } of this.#outstanding) samples += size;
@@ -61,14 +61,14 @@ export class Acknowledger {
     await Promise.all(await this.#acknowledgeBatch(batch));
   }
 
-  /** Acknowledge everything that was handed out, and return once the server has it. */
+  /** Acknowledge everything that was delivered, and return once the server has it. */
   async checkpoint(): Promise<void> {
     this.#inHand = null;
     for (const batch of [...this.#outstanding]) await this.#acknowledgeBatch(batch);
     await this.#reading.member.flush();
   }
 
-  /** Acknowledge nothing of what was handed out, because reading continues elsewhere. */
+  /** Acknowledge nothing of what was delivered, because reading continues elsewhere. */
   forget(): void {
     this.#outstanding.clear();
     this.#heldUp = [];

@@ -34,14 +34,14 @@ export class LoaderBatch extends Batch {
     return this.#leased;
   }
 
-  /** Learn who acknowledges this batch, when it is handed out. */
+  /** Learn who acknowledges this batch, when it is delivered. */
   handTo(acknowledge: (batch: LoaderBatch) => Promise<void>): this {
     this.#acknowledge = acknowledge;
     return this;
   }
 
   /**
-   * Acknowledge the batch: it is never handed out again to this group. A second call does nothing.
+   * Acknowledge the batch: it is never delivered again to this group. A second call does nothing.
    *
    * @returns Once the server has it.
    * @throws ServerUnavailable, if the server stays away.

@@ -23,7 +23,7 @@ export interface RowRange {
   readonly first: number;
 }
 
-/** No sample of the epoch can be handed out, so nothing can stand in for bad ones. */
+/** No sample of the epoch can be delivered, so nothing can stand in for bad ones. */
 export class NoGoodSample extends Error {}
 
 /** The cut of an epoch into steps. In each step every rank has a batch. */
@@ -59,7 +59,7 @@ export class EpochSteps {
     return this.#remainder === "drop" ? Math.floor(left / this.size) : Math.ceil(left / this.size);
   }
 
-  /** Return the position below which all has to be committed before a step can be handed out. */
+  /** Return the position below which all has to be committed before a step can be delivered. */
   needed(step: number, total: number | null): number {
     return total === null ? this.endOf(step) : Math.min(this.endOf(step), total);
   }

@@ -139,7 +139,7 @@ export class DeadLetters {
   }
 }
 
-/** Return the notice on an entry that was handed out often and never acknowledged. */
+/** Return the notice on an entry that was delivered often and never acknowledged. */
 export function crashNotice(who: Membership, { entry }: ClaimedEntry, header: Header | null): string {
   const { entryId, epoch, deliveries } = entry;
   const what = header === null ? "" : ` (shard ${header.shard} offsets ${header.first}-${header.end - 1})`;

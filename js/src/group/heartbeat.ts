@@ -178,7 +178,7 @@ export class Heartbeat {
 /** An entry that this member took over, to be fetched by id. A part of it may be acknowledged already. */
 export interface ClaimedEntry {
   readonly entry: PendingEntry;
-  /** Whether training may die on it. Then it is handed out alone, after everything else. */
+  /** Whether training may die on it. Then it is delivered alone, after everything else. */
   readonly isSuspect: boolean;
 }
 
@@ -270,7 +270,7 @@ export class LeaseRenewer extends Heartbeat {
     });
   }
 
-  /** Note that a suspect, which is held here, is handed out now. */
+  /** Note that a suspect, which is held here, is delivered now. */
   async countTurn({ entry }: ClaimedEntry): Promise<void> {
     await claimEntry(this.server, { ...entry, member: this.who.member }, this.who, 0, entry.deliveries + 1);
   }

@@ -15,7 +15,7 @@ export class Lease {
   readonly entryId: string;
   /** The samples that are not acknowledged. */
   remaining: number;
-  /** Whether another member holds the entry now. Its samples are handed out there, and acknowledged there. */
+  /** Whether another member holds the entry now. Its samples are delivered there, and acknowledged there. */
   isLost = false;
   /** The offsets that were acknowledged before the entry came, and then batch by batch. */
   readonly acknowledged: Range[];

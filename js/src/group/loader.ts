@@ -136,7 +136,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
   }
 
   /**
-   * Acknowledge everything that was handed out so far, because a checkpoint of it is durable.
+   * Acknowledge everything that was delivered so far, because a checkpoint of it is durable.
    *
    * @returns Where the loader stands, as `state()`.
    */
@@ -146,7 +146,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     return this.state();
   }
 
-  /** Return where the loader stands: behind the batch that was handed out last. */
+  /** Return where the loader stands: behind the batch that was delivered last. */
   state(): LoaderState {
     if (this.#known === null) throw new BadOption("a loader has no state before its first batch, or `open()`");
     const { reading, spec, acknowledger } = this.#known;
@@ -159,7 +159,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
    * Hand back what was not acknowledged, and leave the group. The batch of a loop that was left early counts as not
    * acknowledged.
    *
-   * @throws ServerUnavailable if an acknowledgement could not be delivered. Its batch is handed out again.
+   * @throws ServerUnavailable if an acknowledgement could not be sent. Its batch is delivered again.
    */
   close(): Promise<void> {
     this.#closing ??= this.#end();

@@ -96,9 +96,9 @@ export interface LoaderState {
   readonly kind: "shared" | "ordered";
   readonly batch_size: number;
   readonly loader?: string;
-  /** The epoch of the batch that was handed out last; of a rank the epoch of the next one. */
+  /** The epoch of the batch that was delivered last; of a rank the epoch of the next one. */
   readonly epoch: number | null;
-  /** The batches and samples that the loader handed out. */
+  /** The batches and samples that the loader delivered. */
   readonly batches: number;
   readonly samples: number;
   /** Of a rank: where its next step begins, in planned samples of the epoch. */

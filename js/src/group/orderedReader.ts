@@ -191,7 +191,7 @@ export class OrderedReader {
   async #read(): Promise<void> {
     const { heartbeat, member } = this.#made;
     do
-      heartbeat.raiseError(); // nothing may be handed out under a name that another process took
+      heartbeat.raiseError(); // nothing may be delivered under a name that another process took
     while (!(await this.#turn()));
     this.#assembler.flush();
     this.#emit();
@@ -280,7 +280,7 @@ export class OrderedReader {
     }
   }
 
-  /** Return whether a step may be handed out. The server is asked again when nothing else is left to do. */
+  /** Return whether a step may be delivered. The server is asked again when nothing else is left to do. */
   async #isCommitted(step: number): Promise<boolean> {
     const needed = this.#steps.needed(step, this.#total);
     if (this.#walk.end < needed && !this.#isDry) this.#isDry = !(await this.#walk.reach(needed));

@@ -456,7 +456,7 @@ class SharedReader {
     return found;
   }
 
-  /** Deal with entries of which nothing is handed out. */
+  /** Deal with entries of which nothing is delivered. */
   async #acknowledgeOdd(received: readonly Received[], manifest: Manifest, partition: PartitionKeys): Promise<void> {
     const { member } = this.#made;
     for (const one of received) {
@@ -507,7 +507,7 @@ class SharedReader {
 
   /**
    * Fetch claimed entries by id and hand them out in batches of their own. They may be of earlier epochs. Suspects come
-   * one at a time, and the one that was handed out most often comes last.
+   * one at a time, and the one that was delivered most often comes last.
    */
   async #fetchClaims(isSuspect: boolean): Promise<void> {
     const renewer = this.#renewer;
@@ -543,7 +543,7 @@ class SharedReader {
     if (manifest === null) return member.leases.remove(partition.number, epoch, [entryId]); // released meanwhile
     member.learn(manifest);
     while (!(await this.#queue.room(0, ROOM_MS))) this.#emit(assembler);
-    // before its samples are here: if the answer were lost, they would be handed out twice
+    // before its samples are here: if the answer were lost, they would be delivered twice
     if (claim.isSuspect) await this.#renewer.countTurn(claim);
     const found = entriesOf(
       await member.patiently(() => line.server.call("XRANGE", partition.entries(epoch), entryId, entryId)),

@@ -36,7 +36,7 @@ export interface ReplayOptions extends ServerOptions {
   readonly prefetchBytes?: number;
   /** The first pass. Only a shuffled pass depends on its number. Default 0. */
   readonly pass?: number;
-  /** What `state()` returned: the first iteration goes on behind the batch that was handed out last. */
+  /** What `state()` returned: the first iteration goes on behind the batch that was delivered last. */
   readonly state?: ReplayState;
   /** The time that the epoch is kept without a renewal. Default 30,000. */
   readonly leaseMs?: number;
@@ -68,7 +68,7 @@ export interface ReplayState {
   readonly window: number | null;
   readonly prefetchBytes: number;
   readonly pass: number;
-  /** The batches of the pass that were handed out. */
+  /** The batches of the pass that were delivered. */
   readonly batches: number;
 }
 
@@ -141,7 +141,7 @@ export class Replay implements AsyncIterable<Batch> {
     return { spec, samples, batches: Math.ceil(samples / this.#options.batchSize), info: stream.info };
   }
 
-  /** Return where the running pass stands: behind the batch that was handed out last. */
+  /** Return where the running pass stands: behind the batch that was delivered last. */
   state(): ReplayState {
     if (this.#known === null) throw new BadOption("a replay has no state before its first batch, or `open()`");
     return { ...this.#identity(this.#known), ...this.#handed };
@@ -284,7 +284,7 @@ export class Replay implements AsyncIterable<Batch> {
     const samples =
       this.#options.window ?? (isFixed ? Math.max(1, Math.floor(prefetchBytes / Math.max(1, rowBytes))) : null);
     const feed = new WindowFeed(order.window(batchSize, samples, prefetchBytes), batchSize);
-    const gone = new Uint8Array(retained.samples); // 1 for a sample that was handed out before `state`
+    const gone = new Uint8Array(retained.samples); // 1 for a sample that was delivered before `state`
     let unread = skip;
     if (samples !== null && skip > 0) {
       for (const number of feed.rehearse(retained.samples, skip)) gone[number] = 1;

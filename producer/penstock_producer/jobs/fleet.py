@@ -103,7 +103,7 @@ class Fleet:
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of the living workers."""
+        """Return the process ids of the live workers."""
         return [m.process.pid for m in self._members if m.process.pid and m.process.is_alive()]
 
     @property

@@ -62,7 +62,7 @@ class ProductionProgress:
     is_wait: bool = True
     """Whether ``waits`` says what is awaited. Else it is a notice of a worker, the newest that it has."""
     pids: tuple[int, ...] = ()
-    """The process ids of living local workers."""
+    """The process ids of live local workers."""
     new_bad: tuple[str, ...] = ()
     """Some reasons of bad samples that were found since the last look."""
     more_bad: str = ""

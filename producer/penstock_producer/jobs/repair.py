@@ -126,7 +126,7 @@ def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: Missing
 
 
 def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, done: RepairResult) -> bool:
-    """Return whether a living member has the samples in hand: made again now, they would be delivered twice."""
+    """Return whether a live member holds the samples. If they were made again now, they would be delivered twice."""
     if not lost.entry:
         return False
     held = holder_of(client, stream.partition_of(lost.shard), epoch, lost.entry)

@@ -53,7 +53,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_at_rest_and_one_at_work_have_nothing_to_reconcile(any_url: str, any_client: Any) -> None:
-    """A step that is not needed would change what a living process has just written."""
+    """A step that is not needed would change what a live process has just written."""
     stream = made(any_url, any_client, epochs=2)
     with loader_of(any_url) as loader:
         assert len(numbers(loader)) == 40

@@ -32,7 +32,7 @@ from penstock_common.stream.reported_rates import load_reported_rates
 from penstock_common.stream.streams import Stream, read_counters
 
 SETTLE_S = 1.0
-"""The time between two looks. What a living process is changing differs at the second one."""
+"""The time between two looks. What a live process is changing differs at the second one."""
 
 
 class StepKind(Enum):
@@ -253,7 +253,7 @@ def merged_groups(rosters: Sequence[Roster]) -> dict[str, GroupRecord]:
 def plan_settled(
     client: Client, stream: Stream, settle_s: float = SETTLE_S, sleep: Callable[[float], None] = time.sleep
 ) -> list[ReconcileStep]:
-    """Return the steps that two looks agree on, so that nothing counts that a living process is about to write."""
+    """Return the steps that two looks agree on, so that nothing counts that a live process is about to write."""
     plan = plan_reconciliation(look(client, stream))
     if not plan:
         return []

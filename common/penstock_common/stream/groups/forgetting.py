@@ -21,7 +21,7 @@ _RESET_GROUP = load_script("reset_group")
 
 
 def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
-    """Make the group read again from epoch ``first``. Only for groups without living members.
+    """Make the group read again from epoch ``first``. Only for groups without live members.
 
     Raises GroupNotFound if not every roster has the group.
     """

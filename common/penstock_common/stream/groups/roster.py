@@ -403,7 +403,7 @@ def restore_group(
 REJOIN_SETTLE_S = 1.0
 """The time between two looks at the other rosters. One who drops a group is through with all of them by then."""
 REJOIN_QUIET_S = QUIET_MS / 1000
-"""The longer `REJOIN_SETTLE_S` if the roster names another process. A living one gives a heartbeat in this time."""
+"""The longer `REJOIN_SETTLE_S` if the roster names another process. A live one gives a heartbeat in this time."""
 REJOIN_LOOK_S = 0.25
 REJOIN_ALIVE_MS = 2500
 """A rank of another number of ranks that was seen more recently is at work. A member renews every two seconds."""
@@ -632,7 +632,7 @@ def expire_silent(
     client: Client, partition: PartitionKeys, silent_ms: int, looked: Mapping[bytes, bytes] | None = None
 ) -> list[str]:
     """Remove members and replays that were not seen for ``silent_ms``, and notes of waiting writers that died.
-    ``looked`` is what `find_silent` found before: a field that changed since belongs to a living process. None means
+    ``looked`` is what `find_silent` found before: a field that changed since belongs to a live process. None means
     one look only. A server that was down saw no heartbeats, so nothing expires until it was up for that long. Returns
     the undeclared groups that stop holding data.
     """
