@@ -170,6 +170,8 @@ class Loader(Passing):
         self._life = secrets.token_hex(8)
         """The random name of this loader in its states. It tells two loaders' batch counts apart."""
         self._loop = SingleLoop(self.name)
+        self._closer: int | None = None
+        """The thread that closed the loader."""
         self._noticed: set[Notice] = set()
         """The notices that were given, each of them once."""
         self._steps: int | None = None
@@ -389,8 +391,12 @@ class Loader(Passing):
                 raise
             try:
                 batch = next(batches, None)
+            except Exception:
+                self._require_open_elsewhere()  # whatever it met
+                raise
             finally:
                 self._loop.answered()
+            self._require_open_elsewhere()
             if batch is None:
                 return
             yield batch
@@ -458,6 +464,11 @@ class Loader(Passing):
         """Raise PenstockError if the loader is closed, also while it waits in another thread."""
         if not self._closing.alive:
             raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
+
+    def _require_open_elsewhere(self) -> None:
+        """Raise PenstockError if another thread closed the loader: the loop would end as after a whole epoch."""
+        if self._closer not in (None, threading.get_ident()):
+            self._require_open()
 
     def _require_own(self) -> None:
         """Raise PenstockError in a process that was forked from the loader's, because its threads were not copied."""
@@ -663,6 +674,7 @@ class Loader(Passing):
             self._leave()
 
     def _leave(self) -> None:
+        self._closer = threading.get_ident()
         if self._member is not None and (run := self._member.run) is not None:
             self._member.claim.unclosed.add(run.reader.epoch)
         self._closing()
