@@ -50,7 +50,8 @@ class Tuning:
 
     Args:
         member: Loader: the name of this process in the group. A process that restarts under its name continues with
-            what it held. The default is host and process id.
+            what it held. The default is host and process id, with a number in other threads than the main one. Of two
+            loaders of one name and process, the older one ends with MemberReplaced.
         create: Loader: whether a group that does not exist is made, which is the default. It is announced if the
             stream has other groups.
         timeout_s: Loader: the longest wait in seconds. The default waits without limit and says for what, but at most

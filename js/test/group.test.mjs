@@ -13,6 +13,7 @@ import {
   GroupKindMismatch,
   GroupNotFound,
   load,
+  MemberReplaced,
   StateMismatch,
   StreamNotFound,
   TooManyDeadLetters,
@@ -154,6 +155,39 @@ test("close hands back what was not acknowledged, at once, and acknowledged samp
       .sort(),
   );
   await isClean("back");
+});
+
+test("of two loaders of one process and name, the older one ends at once, and nothing is given twice", async () => {
+  await peer.ask("produce", { stream: "same", spec: "fixed", sizes: [40], block_bytes: 150 });
+  for (const order of [{}, { rank: 0, worldSize: 1 }]) {
+    const group = order.worldSize ? "ranks" : "shared";
+    const [older, newer] = [begin("same", { group, ...order }), begin("same", { group, ...order })];
+    await older.open();
+    const [first] = await collect(newer, 1);
+    await assert.rejects(
+      older[Symbol.asyncIterator]().next(),
+      (error) => error instanceof MemberReplaced && /another loader of this process/.test(error.message),
+    );
+    const rest = await collect(newer);
+    const whole = sorted([first, ...rest]);
+    assert.equal(new Set(whole.map(String)).size, 40);
+  }
+});
+
+test("a program that leaves its loop again and again makes no sample suspect", async () => {
+  await peer.ask("produce", { stream: "left", spec: "fixed", sizes: [40], block_bytes: 150 });
+  const said = [];
+  for (let turn = 0; turn < 7; turn += 1) {
+    const loader = begin("left", { acknowledge: "manual", notify: (text) => said.push(text) });
+    await collect(loader, 1);
+    await loader.close();
+  }
+  const loader = begin("left", { notify: (text) => said.push(text) });
+  assert.equal(new Set(sorted(await collect(loader)).map(String)).size, 40);
+  assert.deepEqual(
+    said.filter((text) => text.includes("does training die on it?")),
+    [],
+  );
 });
 
 test("each call of close returns once the loader has left", async () => {

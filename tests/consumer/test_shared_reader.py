@@ -286,7 +286,7 @@ def test_a_reader_does_not_advise_to_close_an_epoch_that_grows(any_url: str) -> 
     with planned_writer(any_url) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
         epoch.flush()
-        with loader_of(any_url, batch_size=1) as one, loader_of(any_url, batch_size=1) as other:
+        with loader_of(any_url, batch_size=1) as one, loader_of(any_url, batch_size=1, member="other") as other:
             assert next(iter(one)).size == 1
             run = other._joined().begin(0)
             told = run.why_waiting(30)

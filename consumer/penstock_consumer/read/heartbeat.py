@@ -29,7 +29,7 @@ from penstock_common.stream.entries import (
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
 from penstock_common.stream.groups.roster import Held, Membership, Rejoining, beat, beat_each, leave, rank_member
-from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.keys import RELEASED, PartitionKeys
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
 from penstock_common.waiting import Notify, Outage, join
@@ -220,6 +220,10 @@ class Heartbeat:
         """Learn how many members of the group are live."""
         self.members = members
 
+    def end_with(self, error: Exception) -> None:
+        """Have the loader raise an error from now on, which this thread would learn of only with its next heartbeat."""
+        self.error = self.error or error
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -370,7 +374,8 @@ class ClaimedEntry:
     epoch: int
     entry_id: bytes
     deliveries: int = 0
-    """The number of times that it was given out before, handed to training or not. 0 if that does not matter."""
+    """The number of members that got it and did not leave by themselves, handed to training or not. 0 if that does not
+    matter."""
 
     @property
     def is_suspect(self) -> bool:
@@ -587,8 +592,9 @@ class LeaseRenewer(Heartbeat):
         for (number, epoch, entry_id), entry in claims:
             partition = self._who.stream.partitions[number]
             who = (self._who.group, self._who.member)
-            # a suspect's turn counts when it comes, so that those that are only suspected along with it come before it
-            counts, asked_s = entry.deliveries < MANY_DELIVERIES, self._clock()
+            # What a member returned as it left killed none. A suspect's turn counts when it comes, so that those that
+            # are only suspected along with it come before it.
+            counts, asked_s = entry.member != RELEASED and entry.deliveries < MANY_DELIVERIES, self._clock()
             if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
                 # held from now on, so that it is renewed, until the reader's lease replaces it
                 self._leases.add(Lease(number, epoch, shard=-1, entry_id=entry_id, unacknowledged=0))
@@ -675,6 +681,11 @@ class Heartbeats(Generic[AnyHeartbeat]):
                 if any(span.lease.partition in late for span in batch.spans):
                     return False
         return True
+
+    def end_with(self, error: Exception) -> None:
+        """See `Heartbeat.end_with`."""
+        for one in self._each:
+            one.end_with(error)
 
     def raise_error(self) -> None:
         """Raise the error that ended a thread."""

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
-from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, PenstockError
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, MemberReplaced, PenstockError
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
@@ -47,14 +48,23 @@ class EpochRun:
         return self.queue.waiting() or self.reader.why_waiting(seconds)
 
 
+_MEMBERS: WeakValueDictionary[tuple[str, str, str], Member] = WeakValueDictionary()
+"""Stream id, group and name -> the member of this process that joined last."""
+
+
 class Member:
     """A member that has joined its group, with its claim and the epoch being read."""
 
     def __init__(self, claim: LeaseClaim | RankClaim, options: LoaderOptions) -> None:
-        """Join the group, and keep the member alive from now on."""
+        """Join the group, and keep the member alive from now on. An older member of this process and name ends."""
         claim.join(options.start)
         claim.keep()
         self.claim, self.heartbeat, self._options = claim, claim.heartbeat, options
+        who = claim.who
+        key = who.stream.id, who.group, who.member
+        if (older := _MEMBERS.get(key)) is not None:
+            older.heartbeat.end_with(replaced_here(who.group, who.member))
+        _MEMBERS[key] = self
         self.rank = claim if isinstance(claim, RankClaim) else None
         """The claim of a rank, or None in a shared group."""
         self.run: EpochRun | None = None
@@ -338,6 +348,15 @@ class Member:
             for epoch in sorted(claim.unclosed):
                 claim.close_epochs(epoch)
         claim.leave()
+
+
+def replaced_here(group: str, member: str) -> MemberReplaced:
+    """Return the error of a loader whose name another loader of its process took."""
+    return MemberReplaced(
+        f"another loader of this process joined group {group!r} as member {member!r}: this one stops; to share the "
+        "group's batches, make each loader in the thread that reads it, or give each a name of its own "
+        "(tuning=penstock.Tuning(member=...))"
+    )
 
 
 def new_group_notice(group: str, others: Iterable[str], first: int) -> str:

@@ -9,8 +9,10 @@ import re
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from os import getpid
 from socket import gethostname
+from weakref import WeakKeyDictionary
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
@@ -72,9 +74,22 @@ def _end(resources: LoaderResources) -> None:
     resources.client.close()
 
 
+_NEXT = count(2)
+_NUMBERS: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+"""The numbers of threads other than the main one."""
+
+
 def default_member() -> str:
-    """Return a name of host and process. Two processes of a host are two members, a restarted container is the same."""
-    return f"{host_prefix()}{getpid()}"
+    """Return a name of host, process and thread, so that two threads are two members, as two processes are.
+
+    The main thread has no number, so a restarted container is the same member.
+    """
+    own, thread = f"{host_prefix()}{getpid()}", threading.current_thread()
+    if thread is threading.main_thread():
+        return own
+    if thread not in _NUMBERS:
+        _NUMBERS[thread] = next(_NEXT)
+    return f"{own}-{_NUMBERS[thread]}"
 
 
 def host_prefix() -> str:

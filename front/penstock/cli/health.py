@@ -74,7 +74,7 @@ def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
     from penstock_common.stream.groups.roster import load_roster
     from penstock_consumer.read.resources import host_prefix
 
-    own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+")
+    own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+(-\d+)?")
     with opened(args) as (client, stream):
         first = stream.partitions[0]
         roster, now = load_roster(client, first), server_ms(client, first.roster)

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { ServerUnavailable } from "../errors.js";
+import { MemberReplaced, ServerUnavailable } from "../errors.js";
 import type { Server } from "../server/server.js";
-import type { PartitionKeys } from "../stream/keys.js";
+import { type PartitionKeys, RELEASED } from "../stream/keys.js";
 import {
   claimEntry,
   compareIds,
@@ -39,6 +39,22 @@ const OVERDUE_BEATS = 2;
 const MANY_DELIVERIES = 5;
 /** A server or process that stood still for longer than a third of a lease counts as an outage. */
 const OUTAGES_PER_LEASE = 3;
+
+/** Return whether another loader of this process has joined as this member since. */
+function isOlder(older: Membership, newer: Membership): boolean {
+  const isSame = older.stream.id === newer.stream.id && older.group === newer.group && older.member === newer.member;
+  return isSame && older.incarnation !== newer.incarnation;
+}
+
+function replacedHere({ group, member }: Membership): MemberReplaced {
+  return new MemberReplaced(
+    `another loader of this process joined group '${group}' as member '${member}': this one stops; to share the ` +
+      "group's batches, give each loader a `member` of its own",
+  );
+}
+
+/** The heartbeats of this process. */
+const RUNNING = new Set<Heartbeat>();
 
 /** Shows on one server that a member lives, from `start` to `stop`. */
 export class Heartbeat {
@@ -109,12 +125,16 @@ export class Heartbeat {
     return this.#idle === null ? null : { idleMs: now() - this.#idle.since, handedBytes: this.#idle.handedBytes };
   }
 
+  /** Start it. An older member of this process and name ends at once, and not with its next heartbeat. */
   start(): void {
+    for (const other of RUNNING) if (isOlder(other.who, this.who)) other.error ??= replacedHere(this.who);
+    RUNNING.add(this);
     this.#running = this.#run();
   }
 
   /** End it. Returns once nothing of it is under way. */
   async stop(): Promise<void> {
+    RUNNING.delete(this);
     this.#stop.abort();
     await this.#running;
   }
@@ -389,9 +409,10 @@ export class LeaseRenewer extends Heartbeat {
 
   async #claim(entries: readonly PendingEntry[], minIdleMs: number): Promise<void> {
     for (const entry of entries) {
-      // a suspect's turn counts when it comes, so that those that are only suspected along with it come before it
+      // What a member returned as it left killed none. A suspect's turn counts when it comes, so that those that are
+      // only suspected along with it come before it.
       const isSuspect = entry.deliveries >= MANY_DELIVERIES;
-      const deliveries = entry.deliveries + (isSuspect ? 0 : 1);
+      const deliveries = entry.deliveries + (isSuspect || entry.member === RELEASED ? 0 : 1);
       const asked = now();
       if (!(await claimEntry(this.server, entry, this.who, minIdleMs, deliveries))) continue;
       // held from now on, so that it is renewed, until the reader's lease replaces it

@@ -1,0 +1,129 @@
+"""Several loaders of one process, and several threads at one loader: nothing is delivered twice or cut short in
+silence.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import MemberReplaced, PenstockError
+from penstock_common.stream.commands import Client
+from penstock_consumer.read.heartbeat import MANY_DELIVERIES
+from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.resources import default_member
+from tests.contracts.feed import produce
+
+COUNT, BLOCK, BATCH = 400, 5, 10
+
+
+def loader(url: str, **options: Any) -> Loader:
+    """Return a loader with the default name."""
+    tuning = penstock.Tuning(timeout_s=20, notify=lambda _: None)
+    return Loader("t", group="g", batch_size=BATCH, url=url, tuning=tuning, **options)
+
+
+def test_loaders_in_threads_of_one_process_share_the_samples(any_url: str) -> None:
+    """This is what the error for a loader in two threads advises. As one member each thread got all samples."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    found, names, all_joined = list[int](), set[str](), threading.Barrier(3)
+
+    def train() -> None:
+        with loader(any_url) as one:
+            names.add(one.member)
+            all_joined.wait(20)
+            for batch in one:
+                found.extend(batch["y"].tolist())
+
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == list(range(COUNT))
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("order", [None, penstock.Canonical()], ids=["shared", "canonical"])
+def test_a_second_loader_of_a_thread_ends_the_first_before_another_batch(any_url: str, order: Any) -> None:
+    """A notebook's cell that is run again makes one. Until the next heartbeat both gave the same samples."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    with loader(any_url, order=order) as first, loader(any_url, order=order) as second:
+        older = iter(first)
+        given = next(iter(second))["y"].tolist()
+        with pytest.raises(MemberReplaced, match=r"another loader of this process .* each loader in the thread"):
+            next(older)
+        found = [number for batch in second for number in batch["y"].tolist()]
+    assert sorted(given + found) == list(range(COUNT))
+
+
+def test_a_mixture_of_one_group_with_itself_is_refused(any_url: str) -> None:
+    """Both parts would be one member, and give each sample twice."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    with loader(any_url) as one, loader(any_url) as two, pytest.raises(MemberReplaced):
+        list(penstock.mix({"a": (one, 1), "b": (two, 1)}))
+
+
+def test_the_main_thread_keeps_the_name_of_its_process() -> None:
+    """A container that starts again goes on with what it held."""
+    names: list[str] = []
+    thread = threading.Thread(target=lambda: names.extend([default_member(), default_member()]))
+    thread.start()
+    thread.join()
+    assert default_member().endswith(f"-{os.getpid()}")
+    assert len(set(names)) == 1
+    assert names[0].startswith(f"{default_member()}-")
+
+
+@pytest.mark.parametrize("policy", ["on_next", "manual", "on_checkpoint"])
+def test_a_loop_whose_loader_another_thread_closes_says_so(any_url: str, policy: Any) -> None:
+    """It ended like a whole epoch, went on with what was read ahead, or met an assertion."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    one = loader(any_url, acknowledge=policy)
+    batches = iter(one)
+    next(batches)
+    thread = threading.Thread(target=one.close)
+    thread.start()
+    thread.join(20)
+    with pytest.raises(PenstockError, match="is closed"):
+        next(batches)
+
+
+def test_a_loop_that_waits_while_another_thread_closes_its_loader_says_so(any_url: str) -> None:
+    """No epoch has come, so nothing else would end the wait."""
+    with penstock.Writer("t", url=any_url, spec={"y": ("int64", ())}):
+        pass
+    one = loader(any_url)
+    thread = threading.Timer(0.5, one.close)
+    thread.start()
+    with pytest.raises(PenstockError, match="is closed"):
+        next(iter(one))
+    thread.join(20)
+
+
+def test_a_loop_that_closes_its_loader_itself_ends(any_url: str) -> None:
+    """A program that has enough closes it in the loop, and needs no error."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    one = loader(any_url)
+    seen = 0
+    for _ in one:
+        seen += 1
+        one.close()
+    assert seen == 1
+
+
+def test_loaders_that_were_closed_make_no_entry_suspect(any_url: str, any_client: Client) -> None:
+    """A program that is started again and again, or a page that is reloaded, trains on nothing that kills it."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    said: list[str] = []
+    for _ in range(MANY_DELIVERIES + 2):
+        tuning = penstock.Tuning(notify=said.append)
+        with Loader("t", group="g", batch_size=BATCH, url=any_url, tuning=tuning, acknowledge="manual") as one:
+            next(iter(one))
+    found = [number for batch in loader(any_url) for number in batch["y"].tolist()]
+    assert sorted(found) == list(range(COUNT))
+    assert not [line for line in said if "does training die on it?" in line]
