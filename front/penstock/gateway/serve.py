@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -77,8 +79,23 @@ def serve(app: Callable[..., Any], listening: socket.socket, silence_s: float) -
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_MESSAGE_BYTES,
     )
+    _end_by_hang_up()
     with suppress(KeyboardInterrupt):
         asyncio.run(uvicorn.Server(config).serve([listening]))
+
+
+def _end_by_hang_up() -> None:
+    """Have SIGHUP do what it did before, and then end the server as SIGTERM does. An error would break its loop."""
+    before = signal.getsignal(signal.SIGHUP)
+    if not callable(before):  # ignored, as by nohup
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        with suppress(KeyboardInterrupt):
+            before(number, frame)
+        signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGHUP, end)
 
 
 def _allow_files() -> None:

@@ -79,9 +79,17 @@ class GatewayProcess:
         self.process.kill()
         self.said = self.process.communicate()[1]
 
-    def end(self) -> int:
+    def hears(self, words: str) -> str:
+        """Return the next line on stderr with these words."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if words in line:
+                return line
+        raise AssertionError(f"it ended without {words!r}")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
         """End it as an operator does, and return its exit code."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(number)
         self.said = self.process.communicate(timeout=30)[1]
         return self.process.returncode
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import urllib.request
 from collections import Counter
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 import penstock
 from penstock.__main__ import main
@@ -134,14 +136,21 @@ def test_nothing_is_lost_when_the_gateway_is_killed(any_url: str) -> None:
     assert max(Counter([*acknowledged, *seen]).values()) == 1
 
 
-def test_a_gateway_that_ends_returns_its_clients_batches_at_once(any_url: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_gateway_that_ends_returns_its_clients_batches_at_once(any_url: str, number: int) -> None:
     """An operator restarts the gateway, and no member waits for a lease."""
     written = write_train(any_url)
     with gateway_for(any_url) as gateway:
         client = gateway.client(credits=3)
         assert client.batch() is not None
-        assert gateway.end() == 0
-        assert "train/resnet" in gateway.said
+        assert gateway.end(number) == 0
+        assert "leaves train/resnet" in gateway.said
+        assert "Traceback" not in gateway.said
+        with pytest.raises(ConnectionClosed) as closed:
+            while True:
+                client.receive()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
         assert gateway.token not in gateway.said
     assert sorted(PythonMember(any_url, "gpu-0", set(written)).join()) == written
 
