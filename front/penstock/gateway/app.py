@@ -25,7 +25,7 @@ from penstock.gateway.limits import (
     Places,
     RateLimit,
 )
-from penstock.gateway.member import BatchMessage, Ended, Event, GatewayMember, Told
+from penstock.gateway.member import BatchMessage, Ended, Event, GatewayMember, Report, Told
 from penstock.gateway.refusals import BAD_MESSAGE, BAD_TOKEN, NO_MEMBER, TOO_MANY, TOO_SLOW, Refusal
 from penstock.gateway.requests import acknowledged_in, batch_size_in, credits_in, parse_message, require_grant
 from penstock.gateway.tokens import Grant, Tokens
@@ -33,7 +33,7 @@ from penstock.gateway.tokens import Grant, Tokens
 MAX_WAIT_S = 30.0
 """The longest wait of one HTTP request for a batch."""
 TELL_EVERY_S = 10.0
-"""The pause between two lines about refusals of one kind. Strangers must not fill a log."""
+"""The pause between two lines of one kind. Strangers must not fill a log."""
 
 Notify = Callable[[str], None]
 
@@ -111,7 +111,7 @@ class Gateway:
     async def _serve(self, socket: WebSocket, grant: Grant, batch_size: int) -> None:
         self._places.take(grant)
         events, deliver = _mailbox()
-        member = GatewayMember(self._url, grant, batch_size, self._limits, deliver)
+        member = GatewayMember(self._url, grant, batch_size, self._limits, deliver, self._report)
         client = socket.client.host if socket.client else "a client"
         self._notify(f"{client} joins {grant} as {member.name}: {self._members()}")
         member.start()
@@ -179,7 +179,7 @@ class Gateway:
         require_grant(message, grant)
         size = batch_size_in(message)
         self._places.take(grant)
-        held = HttpMember(self._url, grant, size, self._limits)
+        held = HttpMember(self._url, grant, size, self._limits, self._report)
         self._http[held.member.name] = held
         self._notify(f"a client of HTTP joins {grant} as {held.member.name}: {self._members()}")
         try:
@@ -262,11 +262,15 @@ class Gateway:
         return f"{self._places.taken} of {self._limits.members} members"
 
     def _tell(self, refusal: Refusal) -> None:
-        """Say to the operator what was refused, unless a line of this kind was printed just now."""
-        now, code = time.monotonic(), refusal.kind.code
-        if now - self._reported_s.get(code, -TELL_EVERY_S) >= TELL_EVERY_S:
-            self._reported_s[code] = now
-            self._notify(f"refused ({code}): {refusal}")
+        """Say to the operator what was refused."""
+        self._report(refusal.kind.code, f"refused ({refusal.kind.code}): {refusal.cause}")
+
+    def _report(self, kind: str, line: str) -> None:
+        """Print a line for the operator, unless a line of this kind was printed just now."""
+        now = time.monotonic()
+        if now - self._reported_s.get(kind, -TELL_EVERY_S) >= TELL_EVERY_S:
+            self._reported_s[kind] = now
+            self._notify(line)
 
     async def _in_pool(self, call: Callable[..., Any], *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *given))
@@ -290,9 +294,9 @@ class Gateway:
 class HttpMember:
     """A member of a client that asks over HTTP. It has one credit at a time, from a request for a batch."""
 
-    def __init__(self, url: str, grant: Grant, batch_size: int, limits: Limits) -> None:
+    def __init__(self, url: str, grant: Grant, batch_size: int, limits: Limits, report: Report) -> None:
         self._events, deliver = _mailbox()
-        self.member = GatewayMember(url, grant, batch_size, limits, deliver)
+        self.member = GatewayMember(url, grant, batch_size, limits, deliver, report)
         self._turn = asyncio.Lock()
         self._has_credit = self._has_epoch = False
         self._asking = 0

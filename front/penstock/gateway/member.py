@@ -16,6 +16,7 @@ from typing import Any
 from penstock.gateway.frames import message_of
 from penstock.gateway.limits import MAX_CREDITS, Limits
 from penstock.gateway.refusals import BAD_MESSAGE, BATCH_TOO_LARGE, FAILED, Refusal, refusal_of
+from penstock.gateway.texts import error_for, notice_for
 from penstock.gateway.tokens import Grant
 from penstock_common.errors import PenstockError
 from penstock_common.tuning import Tuning
@@ -52,15 +53,20 @@ class Ended:
 
 Event = Told | BatchMessage | Ended
 Deliver = Callable[[Event], None]
+Report = Callable[[str, str], None]
+"""Called with the kind of a line, and with the line for the operator."""
 
 
 class GatewayMember:
     """A member that joins a group for one client, and leaves it with the client."""
 
-    def __init__(self, url: str, grant: Grant, batch_size: int, limits: Limits, deliver: Deliver) -> None:
+    def __init__(
+        self, url: str, grant: Grant, batch_size: int, limits: Limits, deliver: Deliver, report: Report
+    ) -> None:
         self.name = f"gateway-{secrets.token_hex(6)}"
         self.grant = grant
         self._url, self._batch_size, self._limits, self._deliver = url, batch_size, limits, deliver
+        self._report = report
         self._changed = threading.Condition()
         self._loader: Loader | None = None
         self._outstanding: dict[int, Batch] = {}
@@ -122,7 +128,7 @@ class GatewayMember:
                     loader.acknowledge(batch)
             hooks_of(loader).acknowledger.flush()
         except PenstockError as error:
-            raise refusal_of(error) from error
+            raise refusal_of(error, error_for(self.grant, error)) from error
 
     def stop(self) -> int:
         """Leave the group, and wait until what was not acknowledged is returned to it.
@@ -153,7 +159,7 @@ class GatewayMember:
         except Refusal as error:
             refusal = error
         except PenstockError as error:
-            refusal = refusal_of(error)
+            refusal = refusal_of(error, error_for(self.grant, error))
         finally:  # a loader that `stop` closed ends its thread with an error, which is not needed
             self._deliver(Ended(None if self._is_stopped else refusal))
 
@@ -162,7 +168,7 @@ class GatewayMember:
             member=self.name,
             lease_s=self._limits.lease_s,
             prefetch_bytes=self._limits.buffer_bytes,
-            notify=lambda line: self._deliver(Told({"type": "notice", "text": line})),
+            notify=self._notify,
         )
         loader = Loader(
             self.grant.stream,
@@ -184,6 +190,13 @@ class GatewayMember:
         facts = {"spec": json.dumps(spec.as_json()), "stream": loader.stream.id, "info": loader.info}
         self._deliver(Told({"type": "opened", "member": self.name, "lease_s": self._limits.lease_s, **facts}))
         return loader
+
+    def _notify(self, line: str) -> None:
+        text = notice_for(self.grant, line)
+        if text != line:
+            self._report(f"{self.grant} {text[:20]}", line)
+        if text:
+            self._deliver(Told({"type": "notice", "text": text}))
 
     def _read(self, loader: Loader) -> None:
         while self._next_epoch():

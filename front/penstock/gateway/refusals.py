@@ -30,9 +30,11 @@ FAILED = Kind("failed", 500)
 class Refusal(Exception):
     """A request that the gateway does not carry out. The client gets the kind and the text."""
 
-    def __init__(self, kind: Kind, text: str) -> None:
+    def __init__(self, kind: Kind, text: str, cause: str = "") -> None:
         super().__init__(text)
         self.kind = kind
+        self.cause = cause or text
+        """The text for the operator, which may say more."""
 
     @property
     def close_code(self) -> int:
@@ -49,7 +51,12 @@ class Refusal(Exception):
         return {"type": "error", "code": self.kind.code, "text": str(self)}
 
 
-def refusal_of(error: PenstockError) -> Refusal:
-    """Return an error of reading as a refusal. Its code is the name of the error's class."""
+def refusal_of(error: PenstockError, text: str = "") -> Refusal:
+    """Return an error of reading as a refusal. Its code is the name of the error's class.
+
+    Args:
+        error: the error.
+        text: what a client is told instead of the error's own text.
+    """
     status = 503 if isinstance(error, ServerUnavailable) else 409
-    return Refusal(Kind(type(error).__name__, status), str(error))
+    return Refusal(Kind(type(error).__name__, status), text or str(error), str(error))

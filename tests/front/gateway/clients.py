@@ -62,7 +62,8 @@ class GatewayProcess:
             text += line
         facts = json.loads(text)
         self.url: str = facts["url"]
-        self.token: str = facts["tokens"][0]["token"] if facts["tokens"] else ""
+        self.tokens: list[str] = [one["token"] for one in facts["tokens"]]
+        self.token = self.tokens[0] if self.tokens else ""
         self.said = ""
 
     @property
