@@ -102,6 +102,7 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
     from penstock.gateway.serve import address_of, bound, is_local, serve
     from penstock.gateway.tokens import Tokens, new_token, parse_grant
 
+    from penstock.gateway.server_report import report_server
     given = _given(args, console)
     if not given and not is_local(args.bind):
         raise WrongUsage(
@@ -127,6 +128,7 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
         _announce(args, console, address.replace("http", "ws", 1), made, tokens.grants)
         serve(gateway.app(), listening, args.lease)
     return 0
+        report_server(url_of(args), tokens.grants, console.notice)
 
 
 def _given(args: argparse.Namespace, console: Console) -> list[tuple[Grant, str]]:

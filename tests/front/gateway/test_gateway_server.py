@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,19 @@ from tests.front.gateway.test_gateway_hostile import OPEN, refusal_of
 from tests.journeys.test_redis_in_production_page import free_port
 
 RESNET = Grant("train", "resnet")
+
+
+def test_a_gateway_without_its_server_says_so_and_says_when_it_is_back(fresh_server: Any) -> None:
+    """The address may be wrong, which nobody would notice before the first page."""
+    port = free_port()
+    url = f"redis://127.0.0.1:{port}"
+    with gateway_for(url) as gateway:
+        began = time.monotonic()
+        assert f"no Redis answers at {url}" in gateway.hears("goes on and tries again")
+        assert time.monotonic() - began < 5
+        fresh_server(port=port, password="")
+        gateway.hears("the server answers now")
+        assert "no stream 'train'" in gateway.hears("no streams yet")
 
 
 def test_a_client_learns_no_address_of_a_server_that_is_away() -> None:
