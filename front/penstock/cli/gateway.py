@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8466
 GRANT = accepted_by("penstock.gateway.tokens:parse_grant")
+ORIGIN = accepted_by("penstock.gateway.limits:parse_origin")
 
 
 EPILOG = (
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--origin",
         action="append",
+        type=ORIGIN,
         default=[],
         metavar="URL",
         help="pages of this origin may connect; may be repeated (default: pages of this host's own address)",
@@ -100,9 +102,9 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
     from penstock.gateway.app import Gateway
     from penstock.gateway.limits import Limits, OriginCheck
     from penstock.gateway.serve import address_of, bound, is_local, serve
+    from penstock.gateway.server_report import report_server
     from penstock.gateway.tokens import Tokens, new_token, parse_grant
 
-    from penstock.gateway.server_report import report_server
     given = _given(args, console)
     if not given and not is_local(args.bind):
         raise WrongUsage(
@@ -126,9 +128,9 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
     with bound(args.bind, args.port, args.lease) as listening:
         address = address_of(listening, args.bind)
         _announce(args, console, address.replace("http", "ws", 1), made, tokens.grants)
+        report_server(url_of(args), tokens.grants, console.notice)
         serve(gateway.app(), listening, args.lease)
     return 0
-        report_server(url_of(args), tokens.grants, console.notice)
 
 
 def _given(args: argparse.Namespace, console: Console) -> list[tuple[Grant, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 from penstock.gateway.refusals import FOREIGN_ORIGIN, TOO_MANY, Refusal
 from penstock.gateway.tokens import Grant
+from penstock_common.errors import PenstockError
 from penstock_common.tuning import LEASE_S
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -43,11 +45,29 @@ class Limits:
     lease_s: float = LEASE_S
 
 
+def parse_origin(text: str) -> str:
+    """Return an origin as a browser sends it: ``https://host`` or ``https://host:port``, or ``null``.
+
+    Raises PenstockError if no page can have it.
+    """
+    if text.lower() == "null":
+        return "null"
+    if "*" in text:
+        raise PenstockError(f"{text!r:.80} is no origin: there are no patterns, so give --origin for each origin")
+    scheme, mark, rest = text.lower().rpartition("://")
+    host = re.split("[/?#]", rest.rpartition("@")[2])[0]
+    if not mark or not scheme or not host or rest.rstrip("/") != host:
+        write = f"{scheme or 'https'}://{host or 'lab.example.org'}"
+        raise PenstockError(f"{text!r:.80} is no origin, which is a scheme and a host: write {write}")
+    port = {"http": ":80", "https": ":443"}.get(scheme, "/")  # a browser leaves it out
+    return f"{scheme}://{host.removesuffix(port)}"
+
+
 class OriginCheck:
     """The pages that may connect. A program that is no page sends no origin, and its token decides."""
 
     def __init__(self, allowed: Sequence[str], *, allows_local: bool) -> None:
-        self._allowed = {origin.rstrip("/").lower() for origin in allowed}
+        self._allowed = {parse_origin(origin) for origin in allowed}
         self._allows_local = allows_local
 
     def require(self, origin: str | None, host: str | None) -> None:

@@ -115,6 +115,31 @@ def test_a_gateway_on_a_network_takes_no_local_page(any_url: str) -> None:
             check.require(origin, "gate.example.org")
 
 
+@pytest.mark.parametrize(
+    ("origin", "write"),
+    [
+        ("lab.example.org", "write https://lab.example.org"),
+        ("localhost:5173", "write https://localhost:5173"),
+        ("http://lab.example.org/app/", "write http://lab.example.org"),
+        ("https://me@lab.example.org", "write https://lab.example.org"),
+        ("https://", "write https://lab.example.org"),
+        ("*", "give --origin for each origin"),
+        ("https://*.example.org", "give --origin for each origin"),
+    ],
+)
+def test_an_origin_that_no_page_has_is_refused(capsys: pytest.CaptureFixture[str], origin: str, write: str) -> None:
+    """It would be accepted, and keep every page out."""
+    assert main(["gateway", GROUP, "--origin", origin]) == 2
+    assert write in capsys.readouterr().err
+
+
+def test_an_origin_is_compared_as_browsers_send_it() -> None:
+    """A browser leaves out the usual port, and writes in small letters without a slash at the end."""
+    written = {"https://Lab.Example.org/": "https://lab.example.org", "http://[::1]:80": "http://[::1]"}
+    for given, sent in {**written, "http://a:5173": "http://a:5173", "null": "null"}.items():
+        OriginCheck([given], allows_local=False).require(sent, "gate.example.org")
+
+
 def test_a_crowd_without_a_token_keeps_nobody_out(any_url: str) -> None:
     """1,000 connections that say little or nothing disconnect no client, refuse no new one, and all end."""
     written = write_train(any_url)
