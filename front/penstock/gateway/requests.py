@@ -28,6 +28,8 @@ def parse_message(text: str | bytes | None) -> dict[str, Any]:
 
 
 def _number(value: Any, name: str, least: int, most: int) -> int:
+    if value is None:
+        raise Refusal(BAD_MESSAGE, f"{name} is missing, expected a whole number from {least} to {most}")
     if type(value) is not int or not least <= value <= most:
         raise Refusal(BAD_MESSAGE, f"{name} is {str(value)[:40]!r}, expected a whole number from {least} to {most}")
     return value

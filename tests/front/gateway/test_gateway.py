@@ -229,6 +229,7 @@ WRONG: list[tuple[str, Any, str | None, int, str]] = [
     ("", {"batch_size": 4}, "wrong", 401, "bad_token"),
     ("", {"batch_size": 4}, "", 401, "bad_token"),
     ("", {"batch_size": 0}, None, 400, "bad_message"),
+    ("", {}, None, 400, "bad_message"),
     ("", {"batch_size": 4, "stream": "penstock:secret"}, None, 400, "bad_message"),
     ("", b"x" * 100_000, None, 400, "bad_message"),
     ("", b"[" * 10_000, None, 400, "bad_message"),
@@ -244,4 +245,5 @@ def test_http_says_what_is_wrong(any_url: str) -> None:
             assert (found, kind) == (status, "application/json")
             told = json.loads(content)
             assert told["code"] == code
+            assert "None" not in told["text"]
             assert "expected" in told["text"] or ":" in told["text"], "a sentence says what to do"
