@@ -67,11 +67,21 @@ def parsed(text: str) -> Any:
 CONSTANTS = {cells[2].strip("`"): cells[1] for cells in rows("internals/constants.md", 4)}
 
 
+def assigned_in(file: Path) -> set[str]:
+    """Return the names that a module assigns itself."""
+    return {
+        node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name) and
+        isinstance(node.ctx, ast.Store)
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("where", [where for where in CONSTANTS if not where.startswith("stream:")])
 def test_a_default_is_what_the_page_says(where: str) -> None:
     """A user sizes memory by this page."""
     module, _, name = where.partition(":")
-    assert getattr(importlib.import_module(module), name) == parsed(CONSTANTS[where])
+    there = importlib.import_module(module)
+    assert getattr(there, name) == parsed(CONSTANTS[where])
+    assert name in assigned_in(Path(str(there.__file__)))  # a module that only imports it sends a reader astray
     if CONSTANTS[where].endswith("s"):  # the page's unit is the constant's
         assert name.endswith("_MS" if CONSTANTS[where].endswith(" ms") else "_S")
 

@@ -23,7 +23,7 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DurabilityLost, PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.channel import REPLY_TIMEOUT_S
-from penstock_common.server.watcher import LOOK_S
+from penstock_common.server.primary_watcher import LOOK_S
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.durability import Durability, make_safe

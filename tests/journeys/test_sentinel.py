@@ -154,7 +154,7 @@ def test_a_user_who_may_not_ask_for_the_role_connects(service: Service) -> None:
 def test_one_thread_watches_while_a_connection_is_open(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may have many clients of one service."""
     for pause in ("LOOK_S", "SOON_S"):
-        monkeypatch.setattr(f"penstock_common.server.watcher.{pause}", 0.05)
+        monkeypatch.setattr(f"penstock_common.server.primary_watcher.{pause}", 0.05)
 
     def watching() -> int:
         return sum(thread.name == "penstock-sentinels" for thread in threading.enumerate())

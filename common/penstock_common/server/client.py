@@ -36,9 +36,9 @@ from penstock_common.server.error_translation import (
 )
 from penstock_common.server.hosts import is_host
 from penstock_common.server.pool import ClientPool
+from penstock_common.server.primary_watcher import Address
 from penstock_common.server.slots import SLOTS, Key, key_of, slot_of
 from penstock_common.server.topology import MapWatcher, SlotMap
-from penstock_common.server.watcher import Address
 from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
 

@@ -30,10 +30,10 @@ from penstock_common.server.error_translation import (
     translated,
 )
 from penstock_common.server.pool import ClientPool
+from penstock_common.server.primary_watcher import ASK_S, Address
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
 from penstock_common.server.topology import SlotMap
-from penstock_common.server.watcher import ASK_S, Address
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from redis import exceptions as foreign
 
-from penstock_common.server.watcher import Address
+from penstock_common.server.primary_watcher import Address
 
 _HOST: Final = re.compile(r"(?!-)[\w.:%-]{1,255}")
 """A name, also one with ``_`` as containers have it or of another script, or an IPv4 or IPv6 address with its zone."""

@@ -20,7 +20,7 @@ from redis import exceptions as foreign
 
 from penstock_common.server.hosts import named_address
 from penstock_common.server.pool import ClientPool
-from penstock_common.server.watcher import ASK_S, Address, Watcher
+from penstock_common.server.primary_watcher import ASK_S, Address, Watcher
 from penstock_common.stall_detector import STALL_DETECTOR
 
 DEFAULT_PORT: Final = 26379

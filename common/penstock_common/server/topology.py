@@ -10,8 +10,8 @@ from typing import Any
 from redis import exceptions as foreign
 
 from penstock_common.server.hosts import named_address
+from penstock_common.server.primary_watcher import ASK_S, Address, Watcher
 from penstock_common.server.slots import SLOTS, slot_of
-from penstock_common.server.watcher import ASK_S, Address, Watcher
 
 
 class SlotMap:

@@ -10,7 +10,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.server import connection
 from penstock_common.server.client import ControlClient
 from penstock_common.server.error_translation import is_denied
-from penstock_common.server.watcher import Address
+from penstock_common.server.primary_watcher import Address
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.rights import Role, lacking, role_of_refusal
 
