@@ -372,14 +372,31 @@ class StreamMonitor:
             given_samples=samples, given_bytes=nbytes, members=members, world=record.world,
             first_epoch=record.first,
             done_epochs=done, newest_done=newest if newest >= 0 else None,
-            ranks=tuple(each.ranks),
+            ranks=tuple(each.ranks), lost=_lost(name, rosters),
         )  # fmt: skip
 
 
 def _readers(number: int, rosters: list[Roster]) -> dict[str, bool]:
     """Return group that reads the epoch -> whether it is done with it."""
-    groups = {name: record for roster in rosters for name, record in roster.groups.items()}
-    return {name: (name, number) in rosters[0].closed for name, record in groups.items() if record.first <= number}
+    groups = sorted({name for roster in rosters for name in roster.groups})
+    return {name: (name, number) in rosters[0].closed for name in groups if _first(name, rosters) <= number}
+
+
+def _first(name: str, rosters: list[Roster]) -> int:
+    """Return the first epoch that the group reads. It can read no epoch that it lost in part; see join_group.lua."""
+    first = 0
+    for roster in rosters:
+        if (record := roster.groups.get(name)) is not None:
+            low, high = record.lost or (0, -1)
+            lost = (epoch for epoch in roster.trimmed if low <= epoch <= high and (name, epoch) not in roster.closed)
+            first = max([first, record.first, *(epoch + 1 for epoch in lost)])
+    return first
+
+
+def _lost(name: str, rosters: list[Roster]) -> tuple[int, int] | None:
+    """Return the first and last epoch that the group lost while it held no data, or None."""
+    found = [lost for roster in rosters if name in roster.groups and (lost := roster.groups[name].lost)]
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
 def _floor(at: Mapping[str, EntryId], reading: list[str]) -> EntryId | None:

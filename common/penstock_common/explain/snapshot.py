@@ -90,6 +90,8 @@ class GroupSnapshot:
     newest_done: int | None = None
     """The newest epoch that it is done with, retained or released."""
     ranks: tuple[RankSnapshot, ...] = ()
+    lost: tuple[int, int] | None = None
+    """The first and last epoch of which samples were released before it read them, while it held no data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class GroupSituation:
     """The missing ranks of an ordered group that is behind. They were forgotten after a long silence."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
     """(member, seconds since it was seen, entries it holds) of members that are dead, as far as is known."""
+    lost: tuple[int, int] | None = None
+    """The first and last epoch of which samples were released before it read them, because it had left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,21 +417,34 @@ def _nothing_made(now: StreamSituation) -> Bottleneck | None:
 def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
     if any(each.live for each in now.trainers):
         return None
-    ready = max((each.lag_bytes for each in now.trainers), default=now.held_bytes)
+    most = max(now.trainers, key=lambda each: each.lag_bytes, default=None)
+    ready = now.held_bytes if most is None else most.lag_bytes
     lie = f"{readable_bytes(ready)} of {readable_bytes(now.budget_bytes)} lie ready"
+    if most is not None and most.lag_bytes and not most.holds:
+        lie += f" for group {most.group}, which left, so nothing is kept for it"
     if pending := max((each.pending for each in now.trainers), default=0):
         lie += f", and {_entries(pending)} to be given out again"
     waits = f", {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} for space" if now.waiting else ""
     lag = max((each.lag_samples for each in now.trainers), default=0)
     if now.is_all_made and now.trainers and not lag:
         return None
-    return Bottleneck("no trainers", f"nobody reads: {lie}{waits}; start a trainer")
+    return Bottleneck("no trainers", f"nobody reads: {lie}{waits}; start a trainer{_losses(now)}")
 
 
 def _done(now: StreamSituation) -> Bottleneck | None:
     if not now.is_all_made or any(each.lag_samples or each.pending for each in now.trainers if each.holds):
         return None
-    return Bottleneck("done", "every planned epoch is made and read")
+    return Bottleneck("done", f"every planned epoch is made and read{_losses(now)}")
+
+
+def _losses(now: StreamSituation) -> str:
+    """Return what groups lost because they had left, and how their trainers go on."""
+    return "".join(
+        f"; group {each.group} left before it had read epochs {each.lost[0]}-{each.lost[1]}, and samples of them were "
+        "released: its trainer needs start='remaining'"
+        for each in now.trainers
+        if each.lost is not None
+    )
 
 
 def _balanced(now: StreamSituation) -> Bottleneck | None:

@@ -211,4 +211,5 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
         is_ordered=is_ordered,
         missing=tuple(rank for rank in range(group.world) if rank_member(rank) not in there and group.lag_samples),
         silent=tuple((one.name, one.liveness.unseen_s, one.pending_entries) for one in silent),
+        lost=group.lost,
     )

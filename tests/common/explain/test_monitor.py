@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,9 @@ from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import ORDERED, load_roster
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import load_stream
+from penstock_producer.write.trimmer import Trimmer
 from penstock_producer.write.writer import EpochWriter
 from tests.tuned import tuned
 
@@ -234,3 +237,40 @@ def test_what_a_rank_has_read_is_not_lag_while_another_rank_has_read_nothing(any
             assert max(one.position for one in group.ranks) == 109  # its last step ends at 112
         report = audit_stream(client, "train")
         assert (report.is_clean, report.delivered, report.unread) == (True, {"ddp": read}, left)
+
+
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_what_was_released_without_a_group_is_not_its_lag(url: str, writer: penstock.Writer, order: str) -> None:
+    """A group that had left can read no epoch of which entries were removed, so none of it lies ready for it."""
+    how: dict[str, Any] = {} if order == "shared" else {"order": order}
+    with connect(url) as client:
+        early = StreamMonitor(client, "train")
+
+        def left() -> tuple[int, int, int, tuple[int, int] | None]:
+            """Return what a monitor, and a first look, tell of the group."""
+            groups = [
+                next(group for group in monitor.snapshot().groups if group.name == "left")
+                for monitor in (early, StreamMonitor(client, "train"))
+            ]
+            found = [(one.lag_samples, one.lag_bytes, one.pending_entries, one.lost) for one in groups]
+            assert found[0] == found[1]
+            return found[0]
+
+        with writer.epoch(sizes=[10, 10]) as epoch:
+            write(epoch, 0, 10)
+            write(epoch, 1, 10)
+        take(url, "left", 2, **how, acknowledge="manual")
+        samples, _, pending, lost = left()
+        assert (samples + pending, lost) == (20, None)
+        stream = writer.stream
+        with penstock.Loader("train", group="stays", batch_size=4, url=url) as stays:
+            assert sum(batch.size for batch in stays) == 20
+            for partition in stream.partitions:
+                trimmer = Trimmer(client, stream, partition, time.monotonic, Confirmer(client, stream, print))
+                assert trimmer.trim(load_roster(client, partition), 0, 1000)
+        assert left() == (0, 0, 0, (0, 0))
+        with writer.epoch(sizes=[10]) as epoch:
+            write(epoch, 0, 10)
+        assert left() == (10, 10_000, 0, (0, 0))
+        take(url, "left", 100, **how, start="remaining")
+        assert left() == (0, 0, 0, None)

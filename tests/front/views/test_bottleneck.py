@@ -164,6 +164,22 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "no trainers",
             "nobody reads: 3.0 MiB of 1000 MiB lie ready, and 5 entries to be given out again; start a trainer",
         ),
+        (
+            # a group that left: what is there may go, and what went does not come back
+            replace(
+                NOW,
+                trainers=(
+                    replace(BUSY, live=0, waits=None, lag_samples=0, lag_bytes=0, pending=0),
+                    replace(BUSY, group="eval", live=0, waits=None, holds=False, lag_bytes=3 * MB, lost=(0, 1)),
+                ),
+            ),
+            "no trainers",
+            (
+                "nobody reads: 3.0 MiB of 1000 MiB lie ready for group eval, which left, so nothing is kept for it, "
+                "and 4 entries to be given out again; start a trainer; group eval left before it had read epochs 0-1, "
+                "and samples of them were released: its trainer needs start='remaining'"
+            ),
+        ),
         (replace(NOW, trainers=(BUSY,)), "balanced", "trainers set the pace: they wait 1 % of their time"),
         (replace(NOW, trainers=(replace(BUSY, waits=None),)), "unknown", "not enough is known yet"),
         # an evaluation group that has left and holds nothing limits no stream
