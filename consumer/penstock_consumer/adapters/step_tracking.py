@@ -246,6 +246,7 @@ class StepTracker:
         with self._pulling, self._lock:
             left = list(self._outstanding.values())
             self._outstanding.clear()
+            self._hooks.counter.take_back(left)
             self._hooks.return_batches(left)
 
     def _end(self, iteration: TrackedIteration) -> None:

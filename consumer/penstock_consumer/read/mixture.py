@@ -393,7 +393,9 @@ class MixtureHooks:
         """See `hooks.Hooks`. The steps that the batches were chosen for come again in the same order."""
         left = list(batches)
         for name, loader in self._loaders.items():
-            hooks_of(loader).return_batches([batch for batch in left if batch.source == name])
+            hooks, mine = hooks_of(loader), [batch for batch in left if batch.source == name]
+            hooks.counter.take_back(mine)
+            hooks.return_batches(mine)
         self._mixture._at.go_back(left)
 
 

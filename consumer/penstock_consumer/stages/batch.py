@@ -91,7 +91,7 @@ class Batch(dict[str, Any]):
         ((64, 224, 224, 3), 64, 0)
     """
 
-    __slots__ = ("epoch", "is_alone", "is_dropped", "position", "rows", "source", "spans")
+    __slots__ = ("cleared_bytes", "epoch", "is_alone", "is_dropped", "position", "rows", "source", "spans")
 
     def __init__(
         self,
@@ -120,6 +120,13 @@ class Batch(dict[str, Any]):
         """Whether it counts as trained on without the loop: a filter's rows, or rows that fill no batch."""
         self.source = source
         """In a mixture, the name of the loader that gave it."""
+        self.cleared_bytes = 0
+        """The payload bytes of the arrays that `clear` removed."""
+
+    def clear(self) -> None:
+        """Remove all arrays. The identities and the number of bytes stay."""
+        self.cleared_bytes = self.nbytes
+        super().clear()
 
     def given_by(self, source: str) -> Batch:
         """Note the loader of a mixture that gave the batch, and return the batch."""
@@ -160,8 +167,8 @@ class Batch(dict[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Return the payload bytes."""
-        nbytes = 0
+        """Return the payload bytes, also after `clear`."""
+        nbytes = self.cleared_bytes
         for value in self.values():
             nbytes += int(value.nbytes)
         return nbytes

@@ -285,10 +285,22 @@ class EpochCounts:
         self.samples += samples
         self.nbytes += nbytes
 
+    def take_back(self, samples: int, nbytes: int) -> None:
+        """Leave out a batch that the loop was given."""
+        self.batches -= 1
+        self.samples -= samples
+        self.nbytes -= nbytes
+
     def add_bad(self, bad_entries: int, filled: int) -> None:
         """Count bad entries, and samples that stand in for bad ones."""
         self.bad_entries += bad_entries
         self.filled += filled
+
+
+def _without(stats: Stats, batch: Batch) -> Stats:
+    return replace(
+        stats, batches=stats.batches - 1, samples=stats.samples - batch.size, bytes=stats.bytes - batch.nbytes
+    )
 
 
 class StatsCounter:
@@ -307,6 +319,8 @@ class StatsCounter:
         """The phase, its start, and the seconds of asking and training before it. It is replaced as a whole."""
         self._in_step = self._trained = 0
         """The numbers of samples in the loop's current step, and in all steps before it."""
+        self._taken_back = 0
+        """The number of batches that came back from a framework."""
         self._broken_off_s = 0.0
         """The seconds of steps that the loop was broken off in."""
         self._rate, self._looking = RateMeter("training", clock), threading.Lock()
@@ -351,6 +365,17 @@ class StatsCounter:
         self._counts.add(size, batch.nbytes)
         self._go(self._outside)
         self._in_step += size
+
+    def take_back(self, batches: Iterable[Batch]) -> None:
+        """Leave out batches that a framework had read ahead. They are given again, and count then."""
+        for batch in batches:
+            self._taken_back += 1
+            if batch.epoch == self._epoch or not self._past.batches:  # a mixture counts all epochs as one
+                self._counts.take_back(batch.size, batch.nbytes)
+                continue
+            if batch.epoch == self._last.epoch:
+                self._last = _without(self._last, batch)
+            self._past = _without(self._past, batch)
 
     def rest(self) -> None:
         """Note that the iteration has ended or was broken off."""
@@ -446,8 +471,8 @@ class StatsCounter:
 
     @property
     def batches(self) -> int:
-        """Return the number of batches of all epochs."""
-        return self._past.batches + self._counts.batches
+        """Return the number of batches that were given in all epochs, with those that came back."""
+        return self._past.batches + self._counts.batches + self._taken_back
 
     def stats(self, *, total: bool = False) -> Stats:
         """Return the counts of the epoch being read, else of the last one; with ``total`` of all epochs."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock_consumer.adapters.step_tracking import StepTracker
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.stats import StatsCounter
 
 
 class Numbers:
@@ -17,6 +18,7 @@ class Numbers:
     def __init__(self) -> None:
         self.trained_on: list[int] = []
         self.returned: list[int] = []
+        self.counter = StatsCounter()
 
     def _hooks(self) -> Any:
         return self

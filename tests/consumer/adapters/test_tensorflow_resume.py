@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from penstock_common.tuning import Tuning
 from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, ordered
-from tests.contracts.feed import produce
+from tests.contracts.feed import SAMPLE_BYTES, produce
 from tests.contracts.processes import child
 
 tf = pytest.importorskip("tensorflow")
@@ -158,3 +159,21 @@ def test_a_state_is_of_the_steps_own_epoch_though_the_next_one_is_pulled_already
         batches = dataset(loader, select="y")
         batches.load_state_dict(states[4])
         assert [y.numpy().tolist() for y in batches] == whole[5:STEPS]
+
+
+@pytest.mark.parametrize("order", [None, "canonical"])
+def test_what_came_back_from_a_buffer_is_counted_once(any_url: str, order: str | None) -> None:
+    """An epoch's lines sum up to its samples, whatever a pass that was left early had read ahead."""
+    produce(any_url, STREAM, SAMPLES)
+    lines: list[str] = []
+    with loader_of(any_url, order=order, notify=lines.append) as loader:
+        batches = dataset(loader, select="y").prefetch(4)
+        running = iter(batches)
+        seen = [number for _ in range(3) for number in next(running).numpy().tolist()]
+        del running
+        seen += [number for y in batches for number in y.numpy().tolist()]
+        assert sorted(seen) == list(range(SAMPLES))
+        total = loader.stats(total=True)
+        assert (total.samples, total.bytes) == (SAMPLES, SAMPLES * SAMPLE_BYTES)
+    counted = [int(found[1]) for line in lines if (found := re.search(r"epoch 0: (\d+) samples", line))]
+    assert sum(counted) == SAMPLES, lines
