@@ -244,13 +244,15 @@ def test_a_state_of_another_mixture_is_refused(any_url: str) -> None:
 
 
 def test_streams_of_different_samples_are_named_where_one_spec_is_wanted(any_url: str) -> None:
-    """An adapter builds one element of it."""
+    """An adapter builds one element of it, and a plain loop would fail in the middle of an epoch."""
     streams(any_url)
     produce(any_url, "c", 10, spec={"x": ("float32", (4,)), "y": ("int32", ())})
     settings: dict[str, Any] = {"group": "g", "batch_size": 8, "url": any_url, "notify": lambda _: None}
     loaders = {name: (Loader(name, **tuned("Loader", settings)), 1.0) for name in ("a", "c")}
-    with mix(loaders) as mixed, pytest.raises(SpecMismatch, match="mix streams whose tensors are the same"):
-        _ = mixed.spec
+    with mix(loaders) as mixed:
+        for ask in (lambda: mixed.spec, lambda: next(iter(mixed))):
+            with pytest.raises(SpecMismatch, match="mix streams whose tensors are the same"):
+                ask()
 
 
 def test_a_state_behind_a_framework_that_has_pulled_everything_is_of_the_step_alone(any_url: str) -> None:

@@ -153,6 +153,8 @@ class Mixture(Passing):
         self._loads = 0
         """The number of states that were loaded. Each ends the running iteration."""
         self._adapter: Adapter | None = None
+        self._is_one_spec = False
+        """Whether the loaders were seen to give the same tensors."""
         self._counter = StatsCounter()
         self._asked: _Asked | None = None
         """The loader that the present request asked last."""
@@ -160,7 +162,9 @@ class Mixture(Passing):
     # --- iterating ---
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield each loader's next epoch, or the rest of it after a ``break``."""
+        """Yield each loader's next epoch, or the rest of it after a ``break``. Raises SpecMismatch before any batch."""
+        if not self._is_one_spec:
+            self._is_one_spec = bool(self.spec)
         goes_on, loads = not self._at.is_over, self._loads
         if self._at.is_over:
             self._at.begin()
