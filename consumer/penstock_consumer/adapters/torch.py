@@ -132,6 +132,17 @@ class WorkerBatch:
         return replace(self, element=mapped(self.element, torch.Tensor.pin_memory))
 
 
+@dataclass(frozen=True, slots=True)
+class ElementCollate:
+    """A user's ``collate_fn`` for worker processes. It is given the element, as it is with ``num_workers=0``."""
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, batch: WorkerBatch) -> WorkerBatch:
+        """Return the batch with what the user's function makes of its element."""
+        return replace(batch, element=self.collate(batch.element))
+
+
 class LoaderDataset(Answering, IterableDataset):
     """The result of `dataset`."""
 
@@ -386,6 +397,8 @@ class AcknowledgingIterable:
         self.batches: Any = batches
         self.dataset = found
         self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
+        if self._shares is not None and not isinstance(batches.collate_fn, ElementCollate):
+            batches.collate_fn = ElementCollate(batches.collate_fn)
         self._begun: tuple[EpochPart, int, bool] | None = None
         """A pass that was prepared because a state was asked for before the first batch."""
         self._has_begun = False

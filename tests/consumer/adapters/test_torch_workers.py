@@ -77,6 +77,19 @@ def test_any_number_of_workers_gives_the_same_batches_in_the_same_order(any_url:
     assert found[1] == found[2] == found[4] == found[0]
 
 
+@pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader])
+def test_a_collate_function_is_given_the_same_element_by_any_number_of_workers(kind: Any, any_url: str) -> None:
+    """A script must not break because its author changes num_workers, whatever the function makes of a batch."""
+    plan(any_url, SIZES)
+    found = []
+    for workers in (0, 2):
+        with rank_of(any_url, group=f"g{workers}") as loader:
+            batches = made(loader, workers, kind, collate_fn=lambda batch: (batch["y"] + 1, type(batch)))
+            found.append([(y.tolist(), element) for y, element in batches])
+        assert positions(any_url, f"g{workers}") == [sum(SIZES)]
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_of_ranks_pad_as_the_rank_does(workers: int, any_url: str) -> None:
     """A rank with one more batch than the others hangs all of them at its last step."""
