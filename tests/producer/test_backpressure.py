@@ -420,6 +420,7 @@ class TestSteps:
         assert found is not None
         assert "smaller batches" not in str(refused.value)
         enough, block = map(int, found.groups())
+        assert str(refused.value).endswith(f"; penstock.Writer('t', budget_bytes={enough}).close() raises it")
         require_step_fits(self.stream(any_client, any_url, **settings | {"budget_bytes": enough}), 32, 2)
         with pytest.raises(TooLarge):
             require_step_fits(self.stream(any_client, any_url, **settings | {"budget_bytes": enough - 4}), 32, 2)

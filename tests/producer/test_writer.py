@@ -432,8 +432,14 @@ class TestRefusals:
             writer_of(server.url, budget_bytes=1 << 30)
         with Writer("other", url=server.url, budget_bytes=50 << 20):
             pass
-        with pytest.raises(BudgetRefused, match=r"other streams 50 MiB.*or remove a stream that nobody needs \("):
+        with pytest.raises(
+            BudgetRefused, match=r"other streams 50 MiB.*give another stream less \(.*or remove a stream"
+        ):
             writer_of(server.url, budget_bytes=50 << 20)
+        Writer("other", url=server.url, budget_bytes=20 << 20).close()  # as the line says
+        with writer_of(server.url, budget_bytes=50 << 20):
+            pass
+        Writer("t", url=server.url, budget_bytes=20 << 20).close()
         with writer_of(server.url, budget_bytes=20 << 20):
             pass
 

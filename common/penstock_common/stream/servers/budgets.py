@@ -30,6 +30,7 @@ from penstock_common.waiting import Notify, to_stderr
 
 TELL_EVERY_S: Final = 60.0
 """The least time between two warnings that budgets do not fit any more."""
+SHRINK = "give another stream less (penstock.Writer(NAME, budget_bytes=BYTES).close() does it)"
 REMOVE = "remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)"
 
 
@@ -220,7 +221,7 @@ def _require_room(wanted: StreamBudget, others: Sequence[ServerBudgets]) -> None
         ways = [f"give a budget of at most {readable_bytes(left)}"] if left > 0 else []
         ways.append("raise maxmemory")
         if taken:
-            ways.append(REMOVE)
+            ways += [SHRINK, REMOVE]
         part = f", {readable_bytes(here)} of it on {one.where}" if len(others) > 1 else ""
         raise BudgetRefused(
             f"stream {wanted.name!r} has a budget of {readable_bytes(wanted.nbytes)}{part}, the other streams "

@@ -72,7 +72,8 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
         raise TooLarge(
             f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it ({edges} of up "
             f"to {readable_bytes(block_bytes)}) takes {readable_bytes(needed)}; stream {stream.name!r} has "
-            f"a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
+            f"a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}; "
+            f"penstock.Writer({stream.name!r}, budget_bytes={enough}).close() raises it"
         )
 
 
