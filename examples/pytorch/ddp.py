@@ -31,7 +31,8 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     test = {name: torch.from_numpy(array).to(device) for name, array in digits.test.items()}
 
-    # in canonical order every rank has the same number of steps, so no rank waits for a gradient that never comes
+    # in canonical order every rank has the same number of steps, so no rank waits for a gradient that never comes;
+    # after a kill, load one state in all ranks (docs/pytorch.md), because they may have stopped a step apart
     order = penstock.Canonical(rank=rank, world_size=world)
     with penstock.Loader("train", group="ddp", batch_size=BATCH, order=order) as loader:
         batches = penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), device)
