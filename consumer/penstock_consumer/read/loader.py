@@ -124,7 +124,7 @@ class Loader(Passing):
         order: Canonical | Literal["canonical"] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """Join the group, and wait for the stream if it does not exist yet.
+        """Join the group, if the stream exists and has a spec. Else the first batch, a state or `spec` waits and joins.
 
         Args:
             stream: the stream's name.
@@ -555,7 +555,7 @@ class Loader(Passing):
 
         In shared order this only compares, because the group's ledger knows where to continue. In canonical order a
         running iteration ends, and the next one begins with the first batch after the state. The world size may differ,
-        if every rank loads the state.
+        if all ranks load one state.
 
         Args:
             state: a dict that `state_dict` returned.
