@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 
 def test_trim_releases_acknowledged_epochs_at_once_and_names_who_needs_the_others(
@@ -49,3 +52,29 @@ def test_trim_releases_acknowledged_epochs_at_once_and_names_who_needs_the_other
         assert "released no whole epoch of 'train' (retention budget)" in trimmed()
     assert main(["trim", "train", "--keep", "-1"]) == 2
     assert "argument --keep: '-1' is not a whole number from 0" in capsys.readouterr().err
+
+
+def test_what_frees_memory_works_on_a_server_above_its_maxmemory(
+    server: EmbeddedServer,
+    fresh_server: Callable[..., EmbeddedServer],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The message of a full server advises these commands, so that it must not refuse them with the same advice."""
+    full = fresh_server(server.executable)
+    monkeypatch.setenv("PENSTOCK_URL", full.url)
+    with penstock.Writer("train", url=full.url, spec={"x": ("uint8", (1 << 20,))}) as writer:
+        for _ in range(3):
+            with writer.epoch(sizes=[4]) as epoch, epoch.shard(0) as part:
+                for number in range(4):
+                    part.write({"x": np.full(1 << 20, number, np.uint8)})
+    with redis.Redis.from_url(full.url) as raw:
+        raw.config_set("maxmemory", "5mb")
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            raw.set("any", "value")
+    assert main(["epochs", "retain", "train", "epochs:1"]) == 0
+    assert main(["epochs", "abandon", "train", "0", "--force"]) == 0
+    assert main(["trim", "train", "--keep", "0"]) == 0  # and it is still above maxmemory
+    assert "released epoch 0 of 'train'" in capsys.readouterr().out
+    assert main(["delete", "train", "--yes"]) == 0
+    assert "stream 'train' is deleted: 2 epochs, 8.0 MiB" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import DamagedKey
+from penstock_common.errors import DamagedKey, WritesRefused
 from penstock_common.server.channel import Channel, Command
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, parse_id
@@ -29,7 +29,8 @@ EventId = tuple[int, int]
 def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
     """Wake all that wait for a change of this stream. An event is a hint only, so old ones may be trimmed."""
     # a deleted stream announces nothing, because its events key must not come back
-    with suppress(DamagedKey, ResponseError):  # no stream any more, or no id is left in it: waits check without hints
+    # no stream any more, no id is left in it, or the server is above maxmemory: waits check without hints
+    with suppress(DamagedKey, ResponseError, WritesRefused):
         client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
 
 

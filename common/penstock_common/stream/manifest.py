@@ -36,6 +36,7 @@ from penstock_common.stream.streams import Stream, deleted, is_released, read_co
 from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
 _ABANDON_MANIFEST = load_script("abandon_manifest")
+_ABANDON_STATE = load_script("abandon_state")
 _BEGIN_MANIFEST = load_script("begin_manifest")
 _FINISH_SHARD = load_script("finish_shard")
 _FORGET_MANIFEST = load_script("forget_manifest")
@@ -538,8 +539,7 @@ def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str |
     if manifest is None or manifest_id not in (None, manifest.id):
         require_there(client, stream)
         return
-    for partition in stream.partitions:
-        client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # only if it still exists
+    run_scripts(client, _ABANDON_STATE, [([p.roster, p.state(epoch)], [manifest.id]) for p in stream.partitions])
     keys = [stream.keys.manifest(epoch), stream.keys.epochs, stream.keys.meta]
     run_script(client, _ABANDON_MANIFEST, keys, [manifest.id, epoch, stream.id])
     require_there(client, stream)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
-from redis.client import Pipeline
 
 import penstock
 from penstock_common.errors import EpochNotFound
@@ -55,25 +54,28 @@ def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis)
     assert left == {"meta", "events", "roster", "names"}
 
 
-def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_release(
-    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trouble", ["cut", "another"])
+def test_a_release_is_noted_through_a_cut_connection_and_beside_another(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    """The note is made under WATCH. redis-py reported the cut like a write of another client, and that ended the
-    writer.
-    """
-    stream, cut = made(url, client, good=3), list[int]()
-    watch: Any = Pipeline.watch
+    """Between the look at the note and its change a connection breaks, or another writer notes its own release."""
+    stream, met = made(url, client, good=3), list[int]()
+    releasing = connect(url)
+    hget: Any = type(releasing).hget
 
-    def watch_and_cut(pipe: Any, *names: str) -> Any:
-        watched = watch(pipe, *names)
-        if not cut:
-            cut.append(client.client_kill_filter(_id=pipe.client_id()))
-        return watched
+    def look_and_meet_trouble(self: Any, name: str, field: str) -> Any:
+        found = hget(self, name, field)
+        if field == "released" and self is releasing and not met:
+            if trouble == "cut":
+                met.append(client.client_kill_filter(_id=str(self.client_id())))
+            else:
+                met.append(client.hset(stream.keys.meta, "released", "5"))
+        return found
 
-    monkeypatch.setattr(Pipeline, "watch", watch_and_cut)
-    assert release_epoch(connect(url), stream, 0)
-    assert cut == [1]
-    assert client.hget(stream.keys.meta, "released") == b"0"
+    monkeypatch.setattr(type(releasing), "hget", look_and_meet_trouble)
+    assert release_epoch(releasing, stream, 0)
+    assert met == [1]
+    assert client.hget(stream.keys.meta, "released") == (b"0" if trouble == "cut" else b"0,5")
     assert retained_epochs(client, stream) == {}
 
 

@@ -218,6 +218,18 @@ def a_manifest_is_abandoned(w: World) -> Any:
 
 
 @case
+def a_state_is_abandoned(w: World) -> Any:
+    """Abandon an epoch in one partition."""
+    return load_script("abandon_state"), [w.partition.roster, w.partition.state(1)], [w.feed.id]
+
+
+@case
+def a_release_is_noted(w: World) -> Any:
+    """Note the number of a released epoch."""
+    return load_script("note_released"), [w.stream.keys.meta], [w.stream.id, "", "0"]
+
+
+@case
 def a_retired_epoch_is_forgotten(w: World) -> Any:
     """Forget that an epoch was retired."""
     w.client.hset(w.partition.roster, "x:0", w.planned.id)

@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.exceptions import WatchError
-
 from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
 from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.server.scripts import load_script
@@ -266,6 +264,7 @@ def release_epoch(
 ) -> bool:
     """Set the epoch's state to gone and remove it. False if the roster is no longer of that generation.
 
+_NOTE_RELEASED = load_script("note_released")
     See `unlink_epoch` for the ``confirmer``.
     """
     manifest = find_manifest(client, stream, epoch)
@@ -335,25 +334,13 @@ def unlink_epoch(
 
 
 def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
-    """Add one number to the ranges in meta, also while other processes do so."""
-    while True:
-        try:
-            _add_released(client, stream, epoch)
-            return
-        except WatchError:  # another process did, or the connection broke: the next try is right in both cases
-            continue
-
-
-def _add_released(client: Client, stream: Stream, epoch: int) -> None:
-    """Add the number once. Raises WatchError if it has to be tried again."""
-    with client.pipeline() as pipe:
-        pipe.watch(stream.keys.meta)
-        stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")
-        if stream_id != stream.id.encode():
-            return  # deleted since: its meta must not come back
-        pipe.multi()
-        pipe.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
-        pipe.execute()
+    """Add one number to the ranges in meta, also while other processes do so. A deleted meta does not come back."""
+    is_noted = 0
+    while not is_noted:
+        before = (client.hget(stream.keys.meta, "released") or b"").decode()
+        is_noted = run_script(
+            client, _NOTE_RELEASED, [stream.keys.meta], [stream.id, before, add_to_ranges(before, epoch)]
+        )
 
 
 def _keys_of(
