@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from penstock.__main__ import main
+from penstock.cli.doctor import BAD
 from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
 from penstock_common.server.client import ControlClient
 from penstock_common.server.scripts import load_script
@@ -31,6 +32,12 @@ from penstock_producer.write.writer import Writer
 from tests.clusters import started_cluster, until
 from tests.contracts.feed import SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.contracts.processes import child
+
+VIEWS = {
+    "audit t": 1, "epochs list t": 0, "inspect": 0, "inspect t": 0, "monitor --once": 0, "monitor t --once": 0,
+    "doctor --no-probe": BAD,
+}  # fmt: skip
+"""Command -> its exit code for a stream whose deletion did not end."""
 
 
 def all_keys(client: Client) -> set[bytes]:
@@ -103,7 +110,11 @@ def test_a_stream_made_anew_under_the_name_starts_from_nothing(any_url: str, any
 
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
 def test_an_interrupted_deletion_is_run_again(
-    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, dies_at: int
+    any_url: str,
+    any_client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dies_at: int,
 ) -> None:
     """Ctrl-C in the middle leaves a stream that cannot be used, and that the same command removes."""
     stream = in_every_state(any_url, any_client, 2)
@@ -134,6 +145,11 @@ def test_an_interrupted_deletion_is_run_again(
             open_epoch(interrupted, stream)
         with pytest.raises(StreamDeleted, match="is being deleted"):
             Writer("t", url=any_url)
+    for command, code in VIEWS.items():
+        assert main([*command.split(), "--url", any_url]) == code, command
+        told = capsys.readouterr()
+        assert "its deletion began and did not end: run `penstock delete t` again" in told.out + told.err, command
+        assert ": clean" not in told.out
     monkeypatch.setattr(deletion, "retire_epoch", retire)
     assert main(["delete", "t", "--yes", "--force", "--url", any_url]) == 0
     assert not all_keys(any_client)

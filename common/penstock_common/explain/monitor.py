@@ -188,6 +188,7 @@ class StreamMonitor:
                 (epoch, (till - now_ms) / 1000) for epoch, till in rosters[0].replays.values() if till > now_ms
             ),
             now_ms=now_ms,
+            is_deleting=stream.is_deleting,
         )  # fmt: skip
 
     def _remember(self, stream: Stream, rosters: list[Roster]) -> None:

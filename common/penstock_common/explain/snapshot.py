@@ -168,6 +168,8 @@ class StreamSnapshot:
     now_ms: int = 0
     """The server's time."""
     servers: tuple[ServerSnapshot, ...] = ()
+    is_deleting: bool = False
+    """Whether a deletion of it began and did not end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ SEGMENT_BLOCK_BYTES = 8_000_000
 BLOCKS_A_BUDGET = 32
 """Blocks that a partition's budget holds at least: the end of a segment that no block fits into is lost space."""
 
+_DELETING = "deleting"
+"""The field of the meta key that a deletion sets first."""
+
 Found = TypeVar("Found")
 
 
@@ -77,6 +80,8 @@ class Stream:
     keys: StreamKeys
     compression: Compression = UNCOMPRESSED
     """The codecs with which writers compress tensors. Readers learn them from each entry."""
+    is_deleting: bool = False
+    """Whether a deletion of it began and did not end, so that no process may use it."""
 
     def partition_of(self, shard: int) -> PartitionKeys:
         """Return the partition of a shard: shard s belongs to partition s mod P."""
@@ -130,6 +135,7 @@ def find_stream(client: Client, name: str) -> Stream | None:
         info=json.loads(meta.get("info", "{}")),
         keys=keys,
         compression=Compression.parse(meta.get("compression", "")),
+        is_deleting=_DELETING in meta,
     )
 
 
@@ -206,9 +212,14 @@ def deleted(client: Client, stream: Stream) -> StreamDeleted:
     )
 
 
+def said_deleting(name: str) -> str:
+    """Return how views name a stream whose deletion began and did not end."""
+    return f"its deletion began and did not end: run `penstock delete {name}` again"
+
+
 def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> None:
     """Raise StreamDeleted if the stream was deleted, and then remove the keys ``made`` that the caller just made."""
-    found, deleting = client.hmget(stream.keys.meta, "id", "deleting")
+    found, deleting = client.hmget(stream.keys.meta, "id", _DELETING)
     if found == stream.id.encode() and deleting is None:
         return
     if made and found != stream.id.encode():  # an unfinished deletion removes them itself

@@ -175,6 +175,8 @@ def _unreplicated(epoch: EpochAudit, *, is_clean: bool) -> Iterator[str]:
 def _advice(report: AuditReport) -> Iterator[str]:
     """Yield advice on the findings."""
     name = report.stream
+    if report.deletion:
+        return  # the finding says what to do
     if lost := [str(epoch.epoch) for epoch in report.epochs if epoch.server_losses]:
         yield (
             f"to do: epoch {', '.join(lost)} is not what its trainers were given: produce it again as another epoch, "

@@ -61,10 +61,13 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.explain.details import read_details
     from penstock_common.stream.audit import find_unreplicated
     from penstock_common.stream.audit.accounts import said_unreplicated
+    from penstock_common.stream.streams import said_deleting
 
     details = read_details(client, args.stream)
     ranges = {one: find_unreplicated(client, details.stream, one) for one in details.epochs}
     epochs = [{**one, "unreplicated": list(map(asdict, ranges[one["epoch"]]))} for one in epochs_json(details)]
+    if details.stream.is_deleting:
+        console.notice(f"penstock: stream {args.stream!r}: {said_deleting(args.stream)}")
     if args.json:
         console.json(epochs)
     elif not epochs:

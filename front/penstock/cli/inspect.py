@@ -52,12 +52,17 @@ def run(args: argparse.Namespace, console: Console) -> int:
             console.json(stream_json(details))
         else:
             _print_stream(details, console)
-        _tell_refusals([details], console)
+        _tell_states([details], console)
     return 0
 
 
-def _tell_refusals(streams: list[StreamDetails], console: Console) -> None:
-    """Print why servers of these streams take no writes now, each once."""
+def _tell_states(streams: list[StreamDetails], console: Console) -> None:
+    """Print which deletions did not end, and why servers of these streams take no writes now, each once."""
+    from penstock_common.stream.streams import said_deleting
+
+    for each in streams:
+        if each.stream.is_deleting:
+            console.notice(f"penstock: stream {each.stream.name!r}: {said_deleting(each.stream.name)}")
     for refusal in dict.fromkeys(server.refusal for each in streams for server in each.snapshot.servers):
         if refusal:
             console.notice(f"penstock: {refusal}")
@@ -71,7 +76,7 @@ def _show_all(streams: list[StreamDetails], damaged: dict[str, str], args: argpa
         console.json([*map(stream_json, streams), *({"name": name, "error": why} for name, why in damaged.items())])
     elif streams or not damaged:
         _print_streams(streams, console)
-    _tell_refusals(streams, console)
+    _tell_states(streams, console)
     for name, why in damaged.items():
         console.notice(f"penstock: stream {name!r} cannot be read: {why}")
     return 1 if damaged else 0

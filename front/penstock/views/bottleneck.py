@@ -11,6 +11,7 @@ from penstock.views.servers import cli_of
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.presence import ALIVE_MS
 from penstock_common.stream.servers.suitability import ServerMemory
+from penstock_common.stream.streams import said_deleting
 from penstock_common.tuning import LEASE_S
 from penstock_producer.jobs.autoscaler import is_tellable
 
@@ -33,8 +34,9 @@ ALLOWED = "--allow MODULE --root DIR"
 """The options without which a worker starts only on its user's own server. Their values are not known here."""
 
 Cause = Literal[
-    "writes refused", "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group", "trainers",
-    "reading", "no workers", "jobs", "producers", "nothing made", "no trainers", "balanced", "done", "unknown",
+    "deletion", "writes refused", "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group",
+    "trainers", "reading", "no workers", "jobs", "producers", "nothing made", "no trainers", "balanced", "done",
+    "unknown",
 ]  # fmt: skip
 
 
@@ -82,6 +84,8 @@ class StreamSituation:
     """The facts about a stream and its server."""
 
     stream: str
+    is_deleting: bool = False
+    """Whether a deletion of it began and did not end."""
     held_bytes: int = 0
     budget_bytes: int = 1
     memory_left: int | None = None
@@ -133,6 +137,7 @@ class Bottleneck:
 def judge(now: StreamSituation) -> Bottleneck:
     """Return the first verdict that holds. Causes that stop all processes come before causes that slow some."""
     for rule in (
+        _deletion,
         _refused,
         _memory,
         _folder,
@@ -150,6 +155,12 @@ def judge(now: StreamSituation) -> Bottleneck:
         if (found := rule(now)) is not None:
             return found
     return Bottleneck("unknown", "not enough is known yet: workers and trainers have not reported their rates")
+
+
+def _deletion(now: StreamSituation) -> Bottleneck | None:
+    if not now.is_deleting:
+        return None
+    return Bottleneck("deletion", said_deleting(now.stream), f"penstock delete {now.stream}")
 
 
 def _refused(now: StreamSituation) -> Bottleneck | None:

@@ -17,6 +17,7 @@ from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
+from penstock_common.stream.streams import said_deleting
 from penstock_common.tuning import LEASE_S
 
 Severity = Literal["error", "warning", "note", "ok"]
@@ -69,6 +70,14 @@ class StreamFacts:
     """The reason why this host does not see the folder, or may not trust it."""
     is_compressed: bool = False
     """Whether writers compress tensors of it."""
+
+
+def deletion(facts: StreamFacts) -> Finding:
+    """Check for a deletion that was interrupted: no process can use the stream, and it still takes memory."""
+    name = facts.snapshot.name
+    if facts.snapshot.is_deleting:
+        return Finding("deletion", "error", said_deleting(name), f"penstock delete {name}")
+    return ok("deletion", "none was begun")
 
 
 def durability(facts: StreamFacts) -> Finding:
@@ -227,7 +236,7 @@ def bad_samples(facts: StreamFacts) -> Finding:
 
 
 RULES: tuple[Callable[[StreamFacts], Finding], ...] = (
-    durability, segments, absent_groups, silent_members, waiting_writers, pace, idle_workers,
+    deletion, durability, segments, absent_groups, silent_members, waiting_writers, pace, idle_workers,
     silent_workers, bad_samples,
 )  # fmt: skip
 

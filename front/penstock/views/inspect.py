@@ -29,6 +29,7 @@ def stream_json(details: StreamDetails) -> dict[str, Any]:
         "next_epoch": seen.next_epoch,
         "final": seen.final,
         "released": details.released,
+        "deleting": stream.is_deleting,
         "epochs": epochs_json(details),
         "groups": [group_json(group) for group in seen.groups],
         "replays": [{"epoch": epoch, "ends_in_s": round(ends_in_s, 1)} for epoch, ends_in_s in seen.replays],

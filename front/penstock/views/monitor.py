@@ -137,6 +137,7 @@ def situation(now: StreamSnapshot) -> StreamSituation:
     load = load_of(now.rates)
     return StreamSituation(
         stream=now.name,
+        is_deleting=now.is_deleting,
         held_bytes=now.held_bytes,
         budget_bytes=now.budget_bytes,
         memory_left=now.memory.left_bytes,

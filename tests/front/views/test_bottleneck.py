@@ -104,6 +104,11 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "unacknowledged",
             "producers wait for space while trainers of resnet wait for samples: 4 entries were given",
         ),
+        (
+            replace(NOW, is_deleting=True, refusal="full"),
+            "deletion",
+            "its deletion began and did not end: run",
+        ),
         (replace(NOW, trainers=(), is_making=False, has_epochs=False), "nothing made", "no epoch that could be read"),
         (
             replace(NOW, trainers=(replace(HUNGRY, is_ordered=True, silent=(("rank-1", 50.0, 0),)),)),

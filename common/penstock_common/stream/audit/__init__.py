@@ -20,7 +20,7 @@ from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, no
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.payloads import reader_of
-from penstock_common.stream.streams import Stream, load_stream, read_counters
+from penstock_common.stream.streams import Stream, load_stream, read_counters, said_deleting
 
 __all__ = [
     "AuditReport",
@@ -41,6 +41,8 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
     name, released = stream if isinstance(stream, str) else stream.name, ""
     try:
         found = load_stream(client, stream) if isinstance(stream, str) else stream
+        if found.is_deleting:
+            return AuditReport(name, [], released, deletion=said_deleting(name))
         released = read_counters(client, found)[2]
         lost = {n: losses for n, losses in losses_of_lost_epochs(client, found).items() if epoch in (None, n)}
         if epoch is None:

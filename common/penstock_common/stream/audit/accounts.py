@@ -165,6 +165,8 @@ class AuditReport:
     """Keys of the stream itself that another program wrote. What they should say of epochs was not audited."""
     torn: list[str] = field(default_factory=list)
     """The disagreements of the stream's slot and its partitions, after the server of one of them came back older."""
+    deletion: str = ""
+    """The words for a deletion that did not end, or ''. What it left was not audited."""
 
     @property
     def produced(self) -> int:
@@ -210,6 +212,7 @@ class AuditReport:
     def findings(self) -> list[str]:
         """Everything that is wrong, one line each."""
         return [
+            *filter(None, [self.deletion]),
             *self.damage,
             *self.torn,
             *(f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings),
@@ -218,7 +221,7 @@ class AuditReport:
     @property
     def is_clean(self) -> bool:
         """True if nothing is lost, duplicated or unexplained. Pending and unread samples are still to come."""
-        return not self.damage and not self.torn and all(epoch.is_clean for epoch in self.epochs)
+        return not (self.deletion or self.damage or self.torn) and all(epoch.is_clean for epoch in self.epochs)
 
     @property
     def verdict(self) -> str:
