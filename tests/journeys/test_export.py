@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.errors import BadExport, ChecksumMismatch, EpochIncomplete, EpochNotFound, StreamConflict
+from penstock_common.errors import BadExport, ChecksumMismatch, EpochIncomplete, EpochNotFound, StreamConflict, TooLarge
 from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.folder import open_segment
 from penstock_common.segments.reader import scan
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
+from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_header
@@ -311,6 +313,83 @@ def test_a_small_server_takes_an_import(any_url: str, fresh_server: Callable[...
     import_stream(tmp_path / "out", "back", url=small.url, notify=lambda _: None)
     with connect(small.url) as client:
         assert load_stream(client, "back").budget_bytes == 37 << 20
+
+
+@pytest.fixture
+def large(any_url: str, tmp_path: Path) -> Path:
+    """Export an epoch of 12 MiB in blocks of 1 MiB, all in the first of two partitions."""
+    spec = {"x": ("uint8", (1 << 20,))}
+    with (
+        Writer("large", url=any_url, spec=spec, partitions=2) as writer,
+        writer.epoch(sizes=[12]) as epoch,
+        epoch.shard(0) as part,
+    ):
+        for number in range(12):
+            part.write({"x": np.full(1 << 20, number, np.uint8)})
+    with connect(any_url) as client:
+        export_stream(client, "large", tmp_path / "large")
+    return tmp_path / "large"
+
+
+def test_an_import_that_would_wait_for_ever_is_refused_before_anything_is_made(
+    any_url: str, any_client: Client, large: Path
+) -> None:
+    """Nobody reads the stream, so no advice about trainers helps, and the command knows the budget that it needs."""
+    needed = 2 * (12 << 20)  # the partition without samples has its part of the budget, too
+    said = rf"'back' needs a budget of .* for all of {large}, because no group reads it; .*\(--budget\) to {needed}$"
+    with pytest.raises(TooLarge, match=said):
+        import_stream(large, "back", url=any_url, budget_bytes=needed - 1)
+    assert find_stream(any_client, "back") is None
+    assert import_stream(large, "back", url=any_url, budget_bytes=needed).new == (0,)
+    assert import_stream(large, "chosen", url=any_url).new == (0,)
+    with Writer("less", url=any_url, spec={"x": ("uint8", (1 << 20,))}, partitions=1, budget_bytes=8 << 20):
+        pass
+    with pytest.raises(TooLarge, match=f"to {12 << 20}$"):
+        import_stream(large, "less", url=any_url)
+    join_group(any_client, Membership(load_stream(any_client, "less"), "night", "", ""), declared=True)
+    with Loader("less", group="night", url=any_url, batch_size=1) as loader, ThreadPoolExecutor(1) as pool:
+        importing = pool.submit(import_stream, large, "less", url=any_url)
+        assert sum(batch.size for batch in loader) == 12
+        assert importing.result().new == (0,)
+
+
+def test_a_budget_that_the_blocks_do_not_fit_changes_nothing(any_url: str, any_client: Client, large: Path) -> None:
+    """A refused import leaves neither a new stream nor another budget, also where it would copy nothing."""
+    whole = load_stream(any_client, "large").budget_bytes
+    blocks = f"needs a budget of .* for the blocks in {large}; found 1,048,576: .* to {2 * 4 << 20}$"
+    for name, before, said in (("new", None, "no group reads it"), ("large", whole, blocks)):
+        with pytest.raises(TooLarge, match=said):
+            import_stream(large, name, url=any_url, budget_bytes=1 << 20)
+        stream = find_stream(any_client, name)
+        assert (stream and stream.budget_bytes) == before
+    assert import_stream(large, "large", url=any_url, budget_bytes=8 << 20).kept == (0,)
+
+
+def test_an_import_into_a_small_file_system_takes_a_budget_that_fits_it(
+    any_url: str, any_client: Client, large: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of 1 GiB is no wish of the user."""
+    usage = shutil.disk_usage(memory_path)._replace(total=64 << 20, free=60 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert import_stream(large, "small", url=any_url, payload=f"segments:{memory_path}").new == (0,)
+    assert load_stream(any_client, "small").budget_bytes == int(1.3 * (24 << 20))
+
+
+def test_a_damaged_or_lost_description_says_what_helps(any_url: str, any_client: Client, tmp_path: Path) -> None:
+    """The user is left with the folder: every message names it, and a way that works."""
+    produce(any_url, "t", "inline")
+    out = tmp_path / "out"
+    export_stream(any_client, "t", out)
+    (out / "export.json").write_text("{")
+    fix = "copy that file again, or delete the folder and export again"
+    for read in (lambda: ExportFolder(out), lambda: export_stream(any_client, "t", out)):
+        with pytest.raises(BadExport, match=rf"^{out}/export.json is not JSON: .*; {fix}$"):
+            read()
+    (out / "export.json").unlink()
+    with pytest.raises(BadExport, match=rf"^{out} is not empty.*copy its export.json again, or delete it and export"):
+        export_stream(any_client, "t", out)
+    shutil.rmtree(out)
+    assert export_stream(any_client, "t", out).new == (0, 1)
 
 
 def test_a_damaged_entry_is_named_with_its_samples_and_the_way_to_repair_it(

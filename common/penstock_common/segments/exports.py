@@ -147,7 +147,10 @@ def load_contents(path: Path) -> ExportContents | None:
         return None
     except OSError as error:
         raise BadExport(f"{path / CONTENTS} cannot be read: {error.strerror}") from None
-    return parse_contents(data)
+    try:
+        return parse_contents(data)
+    except BadExport as error:
+        raise BadExport(f"{path}{os.sep}{error}") from None
 
 
 def complete_epoch(folder: ExportFolder, note: ExportedEpoch) -> Iterator[ScannedRecord]:
@@ -233,21 +236,24 @@ class _NextBlock:
 # --- export.json -----------------------------------------------------------------------------------------------------
 
 
+_ANEW = "copy that file again, or delete the folder and export again"
+
+
 def parse_contents(data: bytes) -> ExportContents:
     """Parse and bound the bytes of ``export.json``. Raises BadExport, which says what is wrong."""
     try:
         value = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise BadExport(f"{CONTENTS} is not JSON: {str(error)[:80]}") from None
+        raise BadExport(f"{CONTENTS} is not JSON: {str(error)[:80]}; {_ANEW}") from None
     if type(value) is not dict or value.get("format") != KIND:
-        raise BadExport(f"{CONTENTS} is not that of an export")
+        raise BadExport(f"{CONTENTS} is not that of an export; {_ANEW}")
     if value.get("v") != VERSION:
         raise BadExport(f"{CONTENTS} has version {value.get('v')!r:.40}, this process knows {VERSION}: update penstock")
     try:
         return _contents(value)
     except (KeyError, TypeError, ValueError) as error:
         what = f"has no {error}" if isinstance(error, KeyError) else str(error)[:200]
-        raise BadExport(f"{CONTENTS}: {what}") from None
+        raise BadExport(f"{CONTENTS}: {what}; {_ANEW}") from None
 
 
 def _contents(value: dict[str, Any]) -> ExportContents:

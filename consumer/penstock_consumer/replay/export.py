@@ -324,7 +324,9 @@ def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
     if before is None:
         foreign = sorted(found.name for found in path.iterdir() if found.name != CONTENTS + PART)
         if foreign:
-            raise BadExport(f"{path} is not empty and no export: it has {foreign[0]!r}; name a new folder")
+            is_export = all(_OURS.match(name) for name in foreign)
+            fix = f"copy its {CONTENTS} again, or delete it and export again" if is_export else "name a new folder"
+            raise BadExport(f"{path} is not empty and no export: it has {foreign[0]!r}; {fix}")
         _write_contents(path, contents)
         return contents
     if (before.stream, before.spec) != (contents.stream, contents.spec):

@@ -6,28 +6,39 @@ id of its own. Files are checked before anything is written, because their conte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict
+from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict, TooLarge
 from penstock_common.segments.exports import ExportedEpoch, ExportFolder, ExportProgress, complete_epoch
 from penstock_common.segments.reader import ScannedRecord, SegmentReader
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import IndexRecord, index_records
-from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
+from penstock_common.stream.groups.roster import Roster, load_roster
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    PRODUCED,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    open_epoch,
+    retained_epochs,
+)
 from penstock_common.stream.payloads import entry_fields, entry_header, reader_of
 from penstock_common.stream.servers.budgets import default_budget
-from penstock_common.stream.streams import find_stream
+from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block
 from penstock_common.wire.codec import decode, digest_of, encode
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import META_FIELD
+from penstock_producer.write.payloads import default_capacity
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import Writer, WriterHooks
 
@@ -80,6 +91,7 @@ def import_stream(
     Raises:
         BadExport: the files are not an export, or are incomplete or damaged.
         StreamConflict: the stream has other samples under these numbers.
+        TooLarge: the budget cannot hold a block, or the epochs of a stream that no group reads.
         EpochAbandoned: the stream abandoned one of these epochs.
 
     Example:
@@ -93,13 +105,18 @@ def import_stream(
     compression: dict[str, str] | None = None
     settings: dict[str, Any] = {"payload": payload, "budget_bytes": budget_bytes, "retention": retention}
     with connect(url or Settings.from_environment().url) as client:
-        if find_stream(client, name) is None:
-            total = int(SPARE * sum(note.nbytes for note in notes))
-            if budget_bytes is None and total > default_budget(client, name, payload, contents.partitions):
-                settings["budget_bytes"] = total
+        stream = find_stream(client, name)
+        blocks, whole = _least_budgets(client, stream, contents.partitions, found, is_set=budget_bytes is not None)
+        if stream is None:
+            if budget_bytes is None:
+                least = int(SPARE * max(blocks, whole))
+                settings["budget_bytes"] = _chosen_budget(client, name, payload, contents.partitions, least)
             settings |= {"partitions": contents.partitions, "info": contents.info}
             # as the export's blocks, because the budget is that of their stored bytes
             compression = _compression(one for records in found.values() for one in records)
+        budget = budget_bytes or (None if stream is None else stream.budget_bytes)
+        if budget is not None:
+            _require_fits(name, folder.path, budget, blocks, whole)
     segments = SegmentReader(folder)
     tuning = Tuning(notify=notify, compression=compression)
     with Writer(name, url=url, spec=contents.spec, tuning=tuning, **settings) as writer:
@@ -115,6 +132,65 @@ def import_stream(
         sum(note.samples for note in notes),
         sum(note.nbytes for note in notes),
     )
+
+
+def _least_budgets(
+    client: Client,
+    stream: Stream | None,
+    partitions: int,
+    found: Mapping[int, Sequence[ScannedRecord]],
+    *,
+    is_set: bool,
+) -> tuple[int, int]:
+    """Return the least budget that each block fits, and the least one that holds what no group reads.
+
+    Blocks that the stream has count if the budget ``is_set`` now. The second is 0 if nothing is new, or if a group
+    reads the stream. Both are 0 if the stream compresses in a way of its own, because the sizes are not known then.
+    """
+    if stream is None:
+        states, rosters = dict[int, str](), [Roster("") for _ in range(partitions)]
+    elif stream.compression:
+        return 0, 0
+    else:
+        states = retained_epochs(client, stream)
+        rosters = [load_roster(client, partition) for partition in stream.partitions]
+    new = [epoch for epoch in found if states.get(epoch) != PRODUCED]
+    held = [
+        {epoch: nbytes for epoch, nbytes in roster.epoch_bytes.items() if states.get(epoch) != ABANDONED}
+        for roster in rosters
+    ]
+    for epoch in new:
+        parts = [0] * len(rosters)
+        for one in found[epoch]:
+            parts[one.header.shard % len(rosters)] += _size(one)
+        for part, nbytes in zip(held, parts, strict=True):
+            part[epoch] = max(nbytes, part.get(epoch, 0))
+    is_read = any(group.holds for roster in rosters for group in roster.groups.values())
+    largest = max((_size(one) for epoch in (found if is_set else new) for one in found[epoch]), default=0)
+    whole = 0 if is_read or not new else max(sum(part.values()) for part in held)
+    return len(rosters) * 4 * largest, len(rosters) * whole
+
+
+def _size(one: ScannedRecord) -> int:
+    return sum(one.header.ref.sizes) if one.header.ref else 0
+
+
+def _require_fits(name: str, path: Path, budget: int, blocks: int, whole: int) -> None:
+    """Raise TooLarge for an import that would fail or wait for ever with this budget."""
+    if (least := max(blocks, whole)) > budget:
+        what = f"the blocks in {path}" if blocks > whole else f"all of {path}, because no group reads it"
+        raise TooLarge(
+            f"stream {name!r} needs a budget of {least:,} bytes for {what}; found {budget:,}: raise budget_bytes "
+            f"(--budget) to {least}"
+        )
+
+
+def _chosen_budget(client: Client, name: str, payload: str | None, partitions: int, least: int) -> int | None:
+    """Return a budget that holds the import, and fits server and file system. None is the default of a new stream."""
+    default, capacity = default_budget(client, name, payload, partitions), default_capacity(payload)
+    if capacity is not None and capacity < default:
+        return max(least, capacity)
+    return least if least > default else None
 
 
 class _EpochImport:
@@ -178,7 +254,7 @@ class _EpochImport:
                 break
             if not self._is_same(there.get(one.header.first), one, shard):
                 raise self._conflict(f"offsets {one.header.first}-{one.header.end - 1} of shard {shard} differ")
-            self._done += sum(one.header.ref.sizes) if one.header.ref else 0
+            self._done += _size(one)
         self._progress(self.note.epoch, min(self._done, self.note.nbytes), self.note.nbytes)
 
     def _is_same(self, record: IndexRecord | None, one: ScannedRecord, shard: int) -> bool:
@@ -215,7 +291,7 @@ class _EpochImport:
                 raise ShardMismatch(f"shard {shard} was committed up to {opened.position}, in the middle of a block")
             why = self._why.get(shard, {})
             opened.write_block(self._block(one), {hole: why[hole] for hole in one.header.holes})
-            self._done += sum(one.header.ref.sizes) if one.header.ref else 0
+            self._done += _size(one)
             self._progress(self.note.epoch, min(self._done, self.note.nbytes), self.note.nbytes)
         self._write_holes(opened, shard, size)
 

@@ -9,6 +9,7 @@ import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,14 +74,25 @@ def require_capacity(client: Client, name: str, payload: str | None, budget_byte
         return
     budget_bytes = budget_bytes or DEFAULT_BUDGET_BYTES
     root = Settings.from_environment().segments or folder
-    there = next(path for path in (root, *root.parents) if path.exists())
-    total = shutil.disk_usage(there).total
+    total = _disk_of(root)[0]
     if total < budget_bytes:
         raise BudgetRefused(
             f"budget_bytes is {readable_bytes(budget_bytes)}, and the file system of {root} has "
             f"{readable_bytes(total)} in all: give a smaller one, or another folder; a container gets more of /dev/shm "
             "with --shm-size"
         )
+
+
+def default_capacity(payload: str | None) -> int | None:
+    """Return half of what is free where a new stream keeps its payloads, or None if they are inline."""
+    folder = parse_payload(payload or "inline")
+    return None if folder is None else _disk_of(Settings.from_environment().segments or folder)[1] // 2
+
+
+def _disk_of(root: Path) -> tuple[int, int]:
+    """Return the bytes of a file system in all, and those that are free."""
+    found = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists()))
+    return found.total, found.free
 
 
 def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
