@@ -24,6 +24,8 @@ Answer = TypeVar("Answer")
 
 SCAN_EVERY_S: Final = 60.0
 """The time between two scans of a program that looks at all streams again and again."""
+SCAN_S: Final = 1.0
+"""The longest scan for the text of an error. It goes through some 100,000 keys."""
 
 
 @contextmanager
@@ -63,6 +65,35 @@ def scan_streams(client: Client) -> list[str]:
     """Return the names of all streams by their meta keys, sorted. It goes through all keys of every server."""
     names = (name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
     return sorted({name for name in names if is_name(name)})  # another program's key with a similar name
+
+
+def list_all_streams(client: Client) -> list[str]:
+    """Return the names of all streams, sorted: also those of older versions that a scan of `SCAN_S` finds."""
+    found = set(list_streams(client))
+    with _as_a_hint():
+        for _, names in client.at_once(_scan_briefly, ANSWER_S):
+            if isinstance(names, set):  # a silent server has none to tell
+                found |= names
+    return sorted(found)
+
+
+def _scan_briefly(client: Client) -> set[str]:
+    """Return the names of the streams that a scan of one server finds within `SCAN_S`."""
+    found: set[str] = set()
+    cursor, until_s = None, time.monotonic() + SCAN_S
+    while cursor != 0 and time.monotonic() < until_s:
+        cursor, keys = client.scan(cursor or 0, match=ANY_META, count=1000)
+        found.update(filter(is_name, map(name_in_meta_key, keys)))
+    return found
+
+
+def other_databases(client: Client) -> list[int]:
+    """Return the numbers of the server's databases that have keys, without the client's own."""
+    own = client.connection_pool.connection_kwargs.get("db") or 0
+    found: dict[str, object] = {}
+    with _as_a_hint():
+        found = client.info("keyspace")
+    return [number for name in found if (number := int(name.removeprefix("db"))) != own]
 
 
 class StreamLister:

@@ -10,7 +10,9 @@ import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.errors import StreamNotFound
 from penstock_common.server.client import ControlClient
+from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import SCAN_EVERY_S, StreamLister, list_streams
 from penstock_common.stream.keys import STREAM_NAMES
@@ -36,6 +38,25 @@ def as_an_older_version(client: Client, name: str) -> None:
     """Make a stream without a word in the directory."""
     create_stream(client, name)
     client.hdel(STREAM_NAMES, name)
+
+
+def test_an_error_names_the_streams_of_older_versions(any_client: Client) -> None:
+    """A misspelt name is most often near one that is there, whichever version wrote it."""
+    create_stream(any_client, "new")
+    as_an_older_version(any_client, "train")
+    with pytest.raises(StreamNotFound, match="no stream 'trian'; streams there: new, train; did you mean 'train'"):
+        load_stream(any_client, "trian")
+
+
+def test_an_error_names_another_database_with_keys(any_url: str, any_client: Client) -> None:
+    """The number at the end of an address is easily overlooked."""
+    create_stream(any_client, "train")
+    with connect(f"{any_url}/1") as elsewhere:
+        with pytest.raises(StreamNotFound, match="database 0 has keys: is the number at the end of the address right"):
+            load_stream(elsewhere, "train")
+        any_client.flushall()
+        with pytest.raises(StreamNotFound, match="the server has no streams yet; start a producer"):
+            load_stream(elsewhere, "train")
 
 
 def test_a_writer_starts_without_a_scan(url: str, client: Client, scans: list[object]) -> None:
