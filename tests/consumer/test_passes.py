@@ -68,6 +68,8 @@ def test_files_are_shuffled_as_the_stream_they_come_from(made: str, tmp_path: Pa
     ):
         for _ in range(2):
             assert numbers(files) == numbers(shuffled)
+        assert files.stats().reader_s > 0
+        assert files.stats().server_s == 0, "it reads a folder"
 
 
 def test_a_pass_that_is_left_early_counts(made: str) -> None:
