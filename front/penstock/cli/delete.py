@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """List stray folders of segments, and with --yes remove the unused ones."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.removal.deletion import find_orphans
+    from penstock_common.stream.removal.deletion import find_orphans, has_segments
 
     if args.stream is not None:
         raise WrongUsage("give a stream or --segments DIR, not both: a stream's own segments go with it")
@@ -96,7 +96,12 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json(rows)
     elif not strays:
-        console.line(f"every folder of segments in {args.segments} is that of a stream on this server")
+        is_any = has_segments(Path(args.segments))
+        console.line(
+            f"every folder of segments in {args.segments} is that of a stream on this server"
+            if is_any
+            else f"{args.segments} has no folders of segments: give the DIR of `--payload segments:DIR`"
+        )
     return 0
 
 

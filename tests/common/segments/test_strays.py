@@ -52,6 +52,9 @@ def test_folders_whose_stream_is_gone_are_removed_on_an_operators_word(
     assert "removed" in told("--yes")
     assert not folder.path.exists()
     assert "is that of a stream on this server" in told("--yes")
+    (tmp_path / "empty").mkdir()
+    assert main(["delete", "--segments", str(tmp_path / "empty")]) == 0
+    assert f"{tmp_path / 'empty'} has no folders of segments" in capsys.readouterr().out
     assert len([path for path in root.iterdir() if path.is_dir()]) == 3
     assert main(["delete"]) == 2
     assert main(["delete", "--segments", str(root / "mistyped")]) == 1

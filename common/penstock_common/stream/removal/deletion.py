@@ -6,7 +6,7 @@ The operator's command asks for confirmation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,14 +223,22 @@ class OrphanFolder:
 def find_orphans(client: Client, root: Path, clock: Callable[[], float] = time.time) -> list[OrphanFolder]:
     """Return the folders below ``root`` that no stream of this server has, by name."""
     found = []
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        folder = _folder_at(path)
-        if folder is None:
-            continue
+    for folder in _folders_in(root):
         stream = find_stream(client, folder.stream) if folder.stream else None
         if stream is None or stream.id != folder.stream_id:
             found.append(_orphan(folder, clock()))
     return found
+
+
+def has_segments(root: Path) -> bool:
+    """Return whether some folder below ``root`` is that of a stream, on whichever server."""
+    return any(True for _ in _folders_in(root))
+
+
+def _folders_in(root: Path) -> Iterator[SegmentFolder]:
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        if (folder := _folder_at(path)) is not None:
+            yield folder
 
 
 def _folder_at(path: Path) -> SegmentFolder | None:
@@ -256,6 +264,7 @@ def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
 
 _RETIRE_EPOCH = load_script("retire_epoch")
 _UNLINK_RETIRED = load_script("unlink_retired")
+_NOTE_RELEASED = load_script("note_released")
 _FORGET_FIELD = load_script("forget_field")
 
 
@@ -264,7 +273,6 @@ def release_epoch(
 ) -> bool:
     """Set the epoch's state to gone and remove it. False if the roster is no longer of that generation.
 
-_NOTE_RELEASED = load_script("note_released")
     See `unlink_epoch` for the ``confirmer``.
     """
     manifest = find_manifest(client, stream, epoch)
