@@ -263,6 +263,39 @@ def test_an_epoch_that_an_earlier_watch_opened_is_given_up_if_it_cannot_be_made(
     assert [line for line in told if "epoch 0 (1 file) cannot be made" in line]
 
 
+def test_a_folder_that_goes_away_for_a_while_is_waited_for(any_url: str, tmp_path: Path) -> None:
+    """A remount ended a watch of weeks."""
+    folder, away, told = tmp_path / "new", tmp_path / "away", list[str]()
+    put(folder, "a.png", 1)
+    with watching(any_url, folder, told) as watch:
+        looks = watch.run()
+        until(looks, lambda: watch.epochs == 1)
+        folder.rename(away)
+        until(looks, lambda: told)
+        assert told == [f"waiting: the watched folder {folder} is not there: mount or make it again"]
+        away.rename(folder)
+        put(folder, "b.png", 2)
+        until(looks, lambda: watch.epochs == 2)
+    assert shades(any_url) == [1, 2]
+
+
+def test_the_first_file_that_is_overwritten_is_named(any_url: str, tmp_path: Path) -> None:
+    """A name counts once. Who writes every picture to the same name must learn of it."""
+    told: list[str] = []
+    for name in ("a.png", "b.png"):
+        put(tmp_path, name, 1)
+    with watching(any_url, tmp_path, told) as watch:
+        looks = watch.run()
+        until(looks, lambda: watch.epochs == 1)
+        for name in ("a.png", "b.png"):
+            (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"more")
+        put(tmp_path, "c.png", 3)
+        until(looks, lambda: watch.epochs == 2)
+    (line,) = told
+    assert line.startswith("a.png was changed after epoch 0 took it, and is not read again, nor is any other file: ")
+    assert shades(any_url) == [1, 1, 3]
+
+
 def test_a_folder_that_is_not_there_is_said_at_once(any_url: str, tmp_path: Path) -> None:
     """A typo must not be watched for ever."""
     with pytest.raises(SourceError, match="no image folder"):

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable, StreamConflict
+from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable, SourceError, StreamConflict
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched_files import load_watched, note_made, take_files
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_common.wire.spec import Spec, TensorSpec
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
@@ -147,6 +147,12 @@ class FolderWatch:
         self._left, self.epochs, self.files = epochs, 0, 0
         self._sightings = FileSightings(whole_after_s)
         self._reported: set[str] = set()
+        self._whole: dict[str, SourceFile] = {}
+        """The files that may be taken now, by path."""
+        self._as_taken: dict[str, SourceFile] = {}
+        """The files that this watch took, as they were then, until one was found changed."""
+        self._absence: Wait | None = None
+        """The wait for the folder, while it is not there."""
         self._folders: tuple[str, ...] = ()
         """The sub-folders that hold images now."""
         images_below(self._config.path)  # raises for a missing folder before anything is made
@@ -201,15 +207,33 @@ class FolderWatch:
 
     def _new_files(self) -> list[str]:
         known = self._watched.epochs
-        there, others = images_below(self._config.path)
+        try:
+            there, others = images_below(self._config.path)
+        except SourceError:  # it was there at the start: a mount may be away for a while
+            path = shown(self._config.path)
+            self._absence = self._absence or Wait(self._notify)
+            self._absence.because("folder", lambda: f"the watched folder {path} is not there: mount or make it again")
+            return []
+        self._absence = None
         for suffix in others:
             self._tell_once(suffix, f"files ending in {shown(suffix)} are passed over: they are not read as images")
         self._folders = tuple(sorted({file.path.partition("/")[0] for file in there if "/" in file.path}))
         fresh = [file for file in there if file.path not in known and self._is_wanted(file.path)]
         now_s = time.monotonic()
-        whole = sorted(file.path for file in self._sightings.whole(now_s, fresh))
+        self._whole = {file.path: file for file in self._sightings.whole(now_s, fresh)}
+        self._tell_of_changed(there)
         self._tell_of_empty(sorted(file.path for file in self._sightings.empty(now_s, EMPTY_AFTER_S)))
-        return whole
+        return sorted(self._whole)
+
+    def _tell_of_changed(self, there: Iterable[SourceFile]) -> None:
+        """Name the first file that changed after this watch took it."""
+        changed = next((file for file in there if self._as_taken.get(file.path, file) != file), None)
+        if changed is not None:
+            self._as_taken.clear()
+            self._tell_once(
+                "changed", f"{shown(changed.path)} was changed after epoch {self._watched.epochs[changed.path]} took "
+                "it, and is not read again, nor is any other file: give a new file a name of its own"
+            )  # fmt: skip
 
     def _tell_of_empty(self, paths: list[str]) -> None:
         """Name each path once, on one line for all that are new."""
@@ -260,6 +284,8 @@ class FolderWatch:
             self._watched = load_watched(self._client, self._stream)  # another watcher was faster
             return None
         self._watched.epochs.update(dict.fromkeys(batch.files, batch.epoch))
+        if "changed" not in self._reported:
+            self._as_taken.update((path, self._whole[path]) for path in batch.files)
         return batch
 
     def _due(self, epoch: int) -> FileBatch:
