@@ -1,3 +1,4 @@
+import { PenstockError } from "./errors.js";
 import { SpareMemory } from "./spare.js";
 import { Column } from "./wire/codec.js";
 import { typed } from "./wire/dtypes.js";
@@ -21,6 +22,13 @@ export interface Span {
   readonly shard: number;
   readonly lo: number;
   readonly hi: number;
+}
+
+/** Return the error of a batch that is acknowledged behind the end of its loader. */
+export function closedBefore(stream: string, samples: number): PenstockError {
+  return new PenstockError(
+    `this loader of '${stream}' was closed before ${samples} samples were acknowledged: the group hands them out again`,
+  );
 }
 
 /** Samples of one epoch. `batch.tensors.x.data` has all samples of x in one typed array. */

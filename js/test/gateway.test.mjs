@@ -101,6 +101,35 @@ test("what is not acknowledged comes again, and what is does not", { skip: SKIP 
   }),
 );
 
+/** Return the loader's next batch, and end the iteration. */
+async function take(loader) {
+  for await (const batch of loader) return batch;
+}
+
+test("ack tells whether the server has it, also behind the end of the loader", { skip: SKIP }, () =>
+  withTrain(async (gateway, open) => {
+    const lines = [];
+    const loader = open({ acknowledge: "manual", notify: (line) => lines.push(line) });
+    const [first, second] = [await take(loader), await take(loader)];
+    assert.deepEqual([await first.ack(), await first.ack()], [true, true]);
+    await loader.close();
+    assert.equal(await first.ack(), true);
+    await assert.rejects(
+      second.ack(),
+      new RegExp(`^PenstockError: this loader of 'train' was closed before ${second.size} samples were acknowledged`),
+    );
+    assert.deepEqual(lines, [`${second.size} samples were handed out and not acknowledged: they are handed out again`]);
+    assert.equal(await left(), 80 - first.size);
+    const broken = open({ acknowledge: "manual", notify: (line) => lines.push(line) });
+    const third = await take(broken);
+    await gateway.kill();
+    assert.deepEqual([await third.ack(), await third.ack()], [false, false]);
+    assert.match(lines.at(-1), new RegExp(`^the connection broke before ${third.size} samples were acknowledged`));
+    await broken.close();
+    assert.equal(await left(), 80 - first.size);
+  }),
+);
+
 test("a loader that lost its gateway goes on with the next one", { skip: SKIP }, () =>
   withTrain(
     async (gateway, open) => {

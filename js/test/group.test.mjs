@@ -377,6 +377,20 @@ test("a feed is read across its epochs, while it is written", async () => {
   await isClean("fed");
 });
 
+test("ack tells that the server has it, and behind the end of the loader that it comes again", async () => {
+  const loader = begin("fixed", { group: "ended", acknowledge: "manual" });
+  const batches = [];
+  for await (const batch of loader) if (batches.push(batch) === 2) break;
+  const [first, second] = batches;
+  assert.deepEqual([await first.ack(), await first.ack()], [true, true]);
+  await loader.close();
+  assert.equal(await first.ack(), true);
+  await assert.rejects(
+    second.ack(),
+    /^PenstockError: this loader of 'fixed' was closed before 7 samples were acknowledged: the group hands them out again$/,
+  );
+});
+
 test("two loops over one loader are refused", async () => {
   const loader = begin("fixed", { group: "twice" });
   const older = loader[Symbol.asyncIterator]();

@@ -59,6 +59,8 @@ export class GatewayConnection {
   /** What the gateway says that it waits for, or "". */
   #waitsFor = "";
   #waiting: (() => void)[] = [];
+  /** The samples that were taken and are not acknowledged. */
+  unacknowledged = 0;
   #isOpened!: (facts: Opened) => void;
   #hasFailed!: (error: Error) => void;
   #isClosed!: () => void;
@@ -111,7 +113,10 @@ export class GatewayConnection {
       const event = this.#events.shift();
       if (event !== undefined) {
         this.#waitsFor = "";
-        if (event.type === "batch") this.send({ type: "credits", batches: 1 });
+        if (event.type === "batch") {
+          this.unacknowledged += event.batch.size;
+          this.send({ type: "credits", batches: 1 });
+        }
         return event;
       }
       if (this.#error !== null) throw this.#error;
@@ -136,12 +141,13 @@ export class GatewayConnection {
   }
 
   /** Acknowledge a batch, and return once Redis has it. Raises the error that ended the connection. */
-  async acknowledge(number: number): Promise<void> {
+  async acknowledge(number: number, samples: number): Promise<void> {
     if (this.#error !== null) throw this.#error;
     await new Promise<void>((resolve, reject) => {
       this.#unanswered.set(number, { resolve, reject });
       this.send({ type: "ack", batches: [number] });
     });
+    this.unacknowledged -= samples;
   }
 
   /** Leave the group, and return once what was not acknowledged is back in it. */

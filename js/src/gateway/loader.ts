@@ -1,5 +1,6 @@
 import type { TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
+import { closedBefore } from "../batch.js";
 import { GroupFinished, PenstockError, ServerUnavailable, WaitTimeout } from "../errors.js";
 import { OUTAGE_MS, Outage } from "../waiting.js";
 import type { Spec } from "../wire/spec.js";
@@ -117,7 +118,13 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
 
   async #end(): Promise<void> {
     this.#isClosed = true;
-    await this.#connection?.close();
+    const connection = this.#connection;
+    if (connection === null) return;
+    await connection.close();
+    const left = connection.unacknowledged;
+    if (left > 0) {
+      this.#chosen.notify(`${left} samples were handed out and not acknowledged: they are handed out again`);
+    }
   }
 
   #connected(): GatewayConnection {
@@ -141,19 +148,18 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
     await batch?.ack();
   }
 
-  readonly #acknowledged = new WeakSet<GatewayBatch>();
-
-  async #acknowledge(batch: GatewayBatch, connection: GatewayConnection, number: number): Promise<void> {
+  async #acknowledge(batch: GatewayBatch, connection: GatewayConnection, number: number): Promise<boolean> {
     if (batch === this.#inHand) this.#inHand = null;
-    if (this.#acknowledged.has(batch)) return;
-    this.#acknowledged.add(batch);
     try {
-      await connection.acknowledge(number);
+      await connection.acknowledge(number, batch.size);
+      return true;
     } catch (error) {
+      if (this.#isClosed) throw closedBefore(this.#name, batch.size);
       if (connection === this.#connection && !(error instanceof ServerUnavailable)) throw error;
       this.#chosen.notify(
         `the connection broke before ${batch.size} samples were acknowledged: the group hands them out again`,
       );
+      return false;
     }
   }
 

@@ -1,3 +1,4 @@
+import { closedBefore } from "../batch.js";
 import type { LoaderBatch } from "./batch.js";
 import type { Acknowledge } from "./options.js";
 import type { Reading } from "./reading.js";
@@ -18,6 +19,7 @@ export class Acknowledger {
   /** The batches that wait for an earlier one, because ordered groups acknowledge by position. */
   #heldUp: LoaderBatch[] = [];
   #turn: Promise<unknown> = Promise.resolve();
+  #isClosed = false;
 
   constructor(policy: Acknowledge, reading: Reading) {
     this.policy = policy;
@@ -55,10 +57,21 @@ export class Acknowledger {
     if (batch !== null) await this.#acknowledgeBatch(batch);
   }
 
-  /** Acknowledge a batch, and return once the server has it. */
-  async acknowledge(batch: LoaderBatch): Promise<void> {
+  /** Acknowledge a batch, and return once the server has it: whether all its samples were still this member's. */
+  async acknowledge(batch: LoaderBatch): Promise<boolean> {
     if (batch === this.#inHand) this.#inHand = null;
-    await Promise.all(await this.#acknowledgeBatch(batch));
+    if (this.#isClosed && this.#outstanding.has(batch)) {
+      throw closedBefore(this.#reading.member.stream.name, batch.size);
+    }
+    const sent = await this.#acknowledgeBatch(batch);
+    const isWhole = batch.leased.every(({ lease }) => !lease.isLost);
+    await Promise.all(sent);
+    return isWhole;
+  }
+
+  /** Acknowledge nothing any more, because the loader leaves the group. */
+  close(): void {
+    this.#isClosed = true;
   }
 
   /** Acknowledge everything that was delivered, and return once the server has it. */

@@ -15,7 +15,8 @@ export class LoaderBatch extends Batch {
   /** The payload bytes. */
   readonly bytes: number;
   readonly #leased: readonly LeasedSpan[];
-  #acknowledge: ((batch: LoaderBatch) => Promise<void>) | null = null;
+  #acknowledge: ((batch: LoaderBatch) => Promise<boolean>) | null = null;
+  #answer: Promise<boolean> | null = null;
 
   constructor({ epoch, size, tensors }: Batch, leased: readonly LeasedSpan[], position: number) {
     super(
@@ -35,19 +36,20 @@ export class LoaderBatch extends Batch {
   }
 
   /** Learn who acknowledges this batch, when it is delivered. */
-  handTo(acknowledge: (batch: LoaderBatch) => Promise<void>): this {
+  handTo(acknowledge: (batch: LoaderBatch) => Promise<boolean>): this {
     this.#acknowledge = acknowledge;
     return this;
   }
 
   /**
-   * Acknowledge the batch: it is never delivered again to this group. A second call does nothing.
+   * Acknowledge the batch: it is never delivered again to this group. A second call returns what the first one did.
    *
-   * @returns Once the server has it.
-   * @throws ServerUnavailable, if the server stays away.
+   * @returns True once the server has it. False if the leases on samples expired: another member is given those.
+   * @throws ServerUnavailable if the server stays away, and PenstockError if the loader was closed before.
    */
-  async ack(): Promise<void> {
-    await this.#acknowledge?.(this);
+  async ack(): Promise<boolean> {
+    this.#answer ??= this.#acknowledge?.(this) ?? null;
+    return (await this.#answer) ?? false;
   }
 
   /** Return the batch without the rows that another member holds now, or null if none is left. */

@@ -340,6 +340,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
   async #leave({ reading, acknowledger, segments, outage, silence, line, server }: Opened): Promise<void> {
     const { member, heartbeat } = reading;
     outage.patienceMs = LEAVE_MS;
+    acknowledger.close();
     const epoch = reading.run?.reader.epoch;
     const left = acknowledger.unacknowledged;
     try {
