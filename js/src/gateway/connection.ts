@@ -204,6 +204,8 @@ export class GatewayConnection {
 
   #fail(error: Error): void {
     this.#error ??= error;
+    // batches of a dead connection are handed out again, and so is the end behind them
+    if (this.#events[0]?.type === "batch") this.#events.length = 0;
     this.#hasFailed(this.#error);
     for (const { reject } of this.#unanswered.values()) reject(this.#error);
     this.#unanswered.clear();
