@@ -136,6 +136,38 @@ test("the gateway is killed beside a tab, and nothing is lost", { skip: noChromi
   ),
 );
 
+test("a page that was blocked for longer than its timeoutMs takes what came meanwhile", { skip: noChromium }, () =>
+  withGroup(
+    async (gateway) => {
+      const page = await chromium.open(`${site.url}package.json`);
+      const waits = page.waitForEvent("console", (message) => message.text() === "waits");
+      const waiting = page.evaluate(async (options) => {
+        const { load } = await import("/dist/browser.js");
+        const loader = load("train", { ...options, group: "g", batchSize: 4, timeoutMs: 1500 });
+        const read = async () => {
+          let samples = 0;
+          for await (const { size } of loader) samples += size;
+          return samples;
+        };
+        await read();
+        const next = read();
+        console.log("waits");
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        for (const until = performance.now() + 8000; performance.now() < until; );
+        const samples = await next;
+        await loader.close();
+        return samples;
+      }, gateway);
+      await waits;
+      await sleep(4500); // the gateway says what it waits for, and the batches come behind that
+      await peer.ask("produce", { stream: "train", spec: "numbers", sizes: SIZES, block_bytes: 64 });
+      assert.equal(await waiting, 120);
+      await page.close();
+    },
+    { members: 0 },
+  ),
+);
+
 test("a page of a foreign origin is told why it may not read", { skip: noChromium }, () =>
   withGroup(
     async ({ url }) => {

@@ -20,6 +20,8 @@ const TOO_LARGE = 1009;
 const WAITING = "waiting: ";
 /** How long closing waits until the batches are back in the group. */
 const CLOSE_MS = 5000;
+/** How long a wait that is over lets messages be handled which came while the page was blocked. */
+const GRACE_MS = 50;
 
 /** The facts of a stream, as the gateway tells them. */
 export interface Opened {
@@ -127,17 +129,25 @@ export class GatewayConnection {
   /** Return once something came, or the time of a wait that began then is over. Raises NothingCame behind it. */
   async #change(began: number): Promise<void> {
     const { timeoutMs, url } = this.#chosen;
-    const left = timeoutMs === null ? null : began + timeoutMs - now();
-    if (left !== null && left <= 0) {
-      const why = this.#waitsFor || `the gateway at ${url} sends nothing`;
-      throw new NothingCame(`gave up after ${seconds(now() - began)} s: ${why}`);
-    }
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let isOver = false;
     await new Promise<void>((wake) => {
       this.#waiting.push(wake);
-      if (left !== null) timer = setTimeout(wake, left);
+      if (timeoutMs === null) return;
+      const end = () => {
+        isOver = true;
+        wake();
+      };
+      // the timer of a page that was blocked may be due before the messages that came meanwhile
+      const allow = () => {
+        timer = setTimeout(end, GRACE_MS);
+      };
+      timer = setTimeout(allow, began + timeoutMs - now());
     });
     clearTimeout(timer);
+    if (!isOver) return;
+    const why = this.#waitsFor || `the gateway at ${url} sends nothing`;
+    throw new NothingCame(`gave up after ${seconds(now() - began)} s: ${why}`);
   }
 
   /** Acknowledge a batch, and return once Redis has it. Raises the error that ended the connection. */
