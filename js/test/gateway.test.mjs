@@ -155,6 +155,21 @@ test("batches that waited on a dead connection are not given to the loop, as the
   }),
 );
 
+test("of two loops over one loader the later one goes on", { skip: SKIP }, () =>
+  withTrain(async (_, open) => {
+    const loader = open();
+    const older = loader[Symbol.asyncIterator]();
+    const first = (await older.next()).value;
+    const rest = [];
+    for await (const batch of loader) {
+      rest.push(batch);
+      if (rest.length === 1) await assert.rejects(older.next(), /^PenstockError: this loader .* read by another loop/);
+    }
+    await loader.close();
+    assert.deepEqual(identities([first, ...rest]).sort(), all(SIZES).sort());
+  }),
+);
+
 test("a loader that lost its gateway goes on with the next one", { skip: SKIP }, () =>
   withTrain(
     async (gateway, open) => {

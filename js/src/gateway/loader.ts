@@ -91,6 +91,7 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
       } catch (error) {
         if (this.#isClosed) return;
         if (error instanceof NothingCame) throw error;
+        this.#requireMine(mine); // the connection is the other loop's
         // a member that joined again finds no more of an epoch that the others have ended meanwhile
         if (!isEmpty && (error instanceof GroupFinished || error instanceof WaitTimeout)) return;
         await this.#bear(connection, error as Error);
