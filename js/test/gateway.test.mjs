@@ -244,6 +244,21 @@ test("TF.js trains on a gateway's batches, and acknowledges behind its steps", {
   }, "numbers"),
 );
 
+test("an evaluation acknowledges nothing until it is asked to", { skip: SKIP }, () =>
+  withTrain(async (_, open) => {
+    await tf.setBackend("cpu");
+    const data = open({ acknowledge: "manual" }).dataset(tf, { xs: "x", ys: "y" });
+    const model = tf.sequential({ layers: [tf.layers.dense({ units: 1, inputShape: [2] })] });
+    model.compile({ loss: "meanSquaredError", optimizer: "sgd" });
+    await model.evaluateDataset(data.prefetch(2), {});
+    assert.equal(await left(), 80);
+    assert.equal(await data.acknowledge(), true);
+    assert.equal(await left(), 0);
+    await data.close();
+    await assert.rejects(data.acknowledge(), BadOption);
+  }, "numbers"),
+);
+
 test("a group of a gateway's client and two Python members loses nothing when one is killed", { skip: SKIP }, () =>
   withTrain(async (_, open) => {
     const options = { stream: "train", url: peer.url, group: "g", batch_size: 4, prefetch_bytes: 64 };

@@ -345,6 +345,29 @@ for (const [name, chain] of Object.entries({
   });
 }
 
+test("an evaluation's batches are acknowledged once it is asked for, unless it failed", async () => {
+  const model = numberModel(tf);
+  const source = noted();
+  const data = dataset(source, tf, FIELDS);
+  await model.evaluateDataset(data.prefetch(3), { batches: 6 });
+  assert.deepEqual(source.seen.acked, []);
+  assert.equal(await data.acknowledge(), true);
+  assert.deepEqual(source.seen.acked, NUMBERS.slice(0, 6)); // not what prefetch read
+  const failing = noted("numbers", 3);
+  const failed = dataset(failing, tf, FIELDS);
+  await model.evaluateDataset(failed, {});
+  await assert.rejects(failed.acknowledge(), /the source broke/);
+  assert.deepEqual(failing.seen.acked, []);
+});
+
+test("a dataset that is closed during a step acknowledges nothing of it, and the training ends", async () => {
+  const source = noted();
+  const data = dataset(source, tf, FIELDS);
+  const close = { onBatchEnd: async (step) => void (step === 1 && (await data.close())) };
+  await numberModel(tf).fitDataset(data, { epochs: 1, verbose: 0, callbacks: [close, data.callback] });
+  assert.deepEqual(source.seen.acked, [0]);
+});
+
 test("an error of a map behind a prefetch reaches fitDataset", async () => {
   const data = dataset(noted(), tf, FIELDS);
   const broken = data.map(() => {

@@ -26,6 +26,7 @@ export class Progress {
   #delivered: Delivered = [];
   #state: unknown;
   #error: Error | null = null;
+  #isClosed = false;
 
   /** Note that an element was delivered to a consumer. Its steps end in the order of delivery. */
   deliver(delivered: Delivered, shares: readonly Share[]): void {
@@ -34,19 +35,39 @@ export class Progress {
   }
 
   /** Note that the step is done with the oldest element of the consumer that was served last. */
-  async endStep(): Promise<void> {
-    await this.finish(this.#delivered.shift() ?? []);
+  async endStep(): Promise<boolean> {
+    return await this.finish(this.#delivered.shift() ?? []);
   }
 
-  /** Note that these rows are no longer needed, and acknowledge the batches that are finished by that. */
-  async finish(shares: readonly Share[]): Promise<void> {
+  /** Note that the consumer that was served last is done with all elements. Returns whether all are acknowledged. */
+  async endPass(): Promise<boolean> {
+    let areAcknowledged = true;
+    while (this.#delivered.length > 0) areAcknowledged = (await this.endStep()) && areAcknowledged;
+    return areAcknowledged;
+  }
+
+  /** Acknowledge nothing any more, because the source is closed. */
+  close(): void {
+    this.#isClosed = true;
+  }
+
+  /**
+   * Note that these rows are no longer needed, and acknowledge the batches that are finished by that.
+   *
+   * @returns False if a connection broke before, so that batches are handed out again.
+   */
+  async finish(shares: readonly Share[]): Promise<boolean> {
+    let areAcknowledged = true;
     for (const { batch: owner, rows } of shares) {
       owner.left -= rows;
       if (owner.left > 0) continue;
       const { batch, pass } = owner;
-      if ("ack" in batch && typeof batch.ack === "function") await batch.ack();
+      if (!this.#isClosed && "ack" in batch && typeof batch.ack === "function") {
+        areAcknowledged = (await batch.ack()) !== false && areAcknowledged;
+      }
       while (pass[0]?.left === 0) this.#state = (pass.shift() as SourceBatch).state;
     }
+    return areAcknowledged;
   }
 
   /** Return the source's state behind the last batch up to which all are finished. */

@@ -43,6 +43,13 @@ export interface DatasetControls {
   state(): unknown;
   /** Throw the error that ended an iteration, if there was one. */
   throwIfFailed(): void;
+  /**
+   * Acknowledge what the last iteration used, and throw its error instead if it failed. `evaluateDataset` has no callbacks,
+   * so call it after that.
+   *
+   * @returns False if a connection broke before, so that the group hands samples out again.
+   */
+  acknowledge(): Promise<boolean>;
   /** End all iterations, and close the source. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -90,11 +97,19 @@ export function dataset<T extends TfLike>(
   const progress = new Progress();
   const iterations = new Iterations();
   const elements = new Elements(source, known, options);
-  const close = () => iterations.close(async () => source.close?.());
+  const close = () => {
+    progress.close();
+    return iterations.close(async () => source.close?.());
+  };
   const controls: DatasetControls = {
     callback: callbackOf(progress),
     state: () => elements.require(progress.state),
     throwIfFailed: () => progress.throwIfFailed(),
+    acknowledge: async () => {
+      progress.throwIfFailed();
+      iterations.requireOpen();
+      return await progress.endPass();
+    },
     close,
     [Symbol.asyncDispose]: close,
   };
