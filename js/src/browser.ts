@@ -1,3 +1,4 @@
+/// <reference lib="esnext.disposable" preserve="true" />
 // What a page imports: reading through a gateway, TensorFlow.js, and the decoder. Nothing here needs Node.
 import { GatewayLoader } from "./gateway/loader.js";
 import type { GatewayOptions } from "./gateway/options.js";

@@ -1,6 +1,7 @@
+/// <reference lib="esnext.disposable" preserve="true" />
 export type { RowShuffle } from "./adapters/rows.js";
 export type { Cast } from "./adapters/tensors.js";
-export type { TfLike } from "./adapters/tf.js";
+export type { DatasetOf, TfLike } from "./adapters/tf.js";
 export {
   type BatchSource,
   type DatasetControls,

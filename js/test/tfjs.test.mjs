@@ -1,6 +1,8 @@
 // Batches as a tf.data.Dataset, with the real TensorFlow.js on its wasm backend.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import * as tf from "@tensorflow/tfjs";
@@ -8,6 +10,9 @@ import "@tensorflow/tfjs-backend-wasm";
 import { BadOption, dataset, replay, TensorRange } from "../dist/index.js";
 import { startPeer } from "./peer.mjs";
 import { numberModel } from "./tfjsModel.mjs";
+
+const COMPILER = fileURLToPath(new URL("../node_modules/typescript/bin/tsc", import.meta.url));
+const TYPES = fileURLToPath(new URL("types", import.meta.url));
 
 let peer;
 
@@ -528,10 +533,33 @@ test("a dataset that forms its own batches has no state to resume by", async () 
   assert.throws(() => data.state(), /resumes by the source's batches/);
 });
 
+/** Compile a project of `types`, which reads the types of dist. */
+const compile = (project) =>
+  execFileSync(process.execPath, [COMPILER, "--project", project], { cwd: TYPES, stdio: "inherit" });
+
 test("the types of TensorFlow.js fit those of the package", () => {
-  const compiler = fileURLToPath(new URL("../node_modules/typescript/bin/tsc", import.meta.url));
-  execFileSync(process.execPath, [compiler, "--project", "types"], {
-    cwd: fileURLToPath(new URL(".", import.meta.url)),
-    stdio: "inherit",
-  });
+  compile(".");
+});
+
+test("the snippets of the page compile, in a page without types of Node", () => {
+  const text = readFileSync(new URL("../../docs/tensorflow-js.md", import.meta.url), "utf8");
+  const folder = mkdtempSync(join(TYPES, "page-"));
+  try {
+    for (const [at, [, code]] of [...text.matchAll(/^```(?:js|html)\n(.*?)^```/gms)].entries()) {
+      const script = /<script type="module">\n(.*?)<\/script>/s.exec(code)?.[1] ?? code;
+      const isPage = script !== code;
+      const lines = script.split("\n").filter((line) => !/console\.log/.test(line)); // of values that may be undefined
+      const head = isPage ? ['import * as tf from "@tensorflow/tfjs";'] : [];
+      const given = [...head, ...lines].join("\n").replace(/"\.\/.*browser\.js"/, '"penstock-js/browser"');
+      writeFileSync(join(folder, `${at}.ts`), given);
+    }
+    const lib = { lib: ["es2022", "dom"], types: [], noEmit: true, noUnusedLocals: false, rootDir: "../../.." };
+    writeFileSync(
+      join(folder, "tsconfig.json"),
+      JSON.stringify({ extends: "../../../tsconfig.json", compilerOptions: lib, include: ["."] }),
+    );
+    compile(folder);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });

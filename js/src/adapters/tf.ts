@@ -7,10 +7,13 @@ export interface TfLike {
   tensor(values: TensorData["values"], shape: number[], dtype: TensorData["dtype"]): unknown;
   tidy(run: () => never): unknown;
   readonly data: {
-    readonly Dataset: abstract new () => object;
+    readonly Dataset: (abstract new () => object) & { readonly prototype: object };
     generator(make: () => never): unknown;
   };
 }
+
+/** The `tf.data.Dataset` of a namespace. Its elements are `any`, because the stream decides what they are. */
+export type DatasetOf<T extends TfLike> = T["data"]["Dataset"]["prototype"];
 
 /** The same as it is at run time. The generic types of TensorFlow.js do not fit an interface. */
 export interface Tf {

@@ -6,7 +6,7 @@ import { Progress, type SourceBatch } from "./progress.js";
 import { alone, grouped, type Piece, type RowShuffle, shuffled } from "./rows.js";
 import type { Items } from "./stages.js";
 import { type Cast, single, stacked, type TensorData } from "./tensors.js";
-import type { Tf, TfLike } from "./tf.js";
+import type { DatasetOf, Tf, TfLike } from "./tf.js";
 import { Iterations, track } from "./tracked.js";
 
 /** Names of tensors of the stream: one, a list for the inputs in order, or an object from the model's names to them. */
@@ -92,7 +92,7 @@ export function dataset<T extends TfLike>(
   source: BatchSource,
   tf: T,
   options: DatasetOptions,
-): ReturnType<T["data"]["generator"]> & DatasetControls {
+): DatasetOf<T> & DatasetControls {
   const known = tf as unknown as Tf;
   const progress = new Progress();
   const iterations = new Iterations();
@@ -114,7 +114,7 @@ export function dataset<T extends TfLike>(
     [Symbol.asyncDispose]: close,
   };
   const found = track(known, progress, iterations, () => elements.read());
-  return Object.assign(found, controls) as ReturnType<T["data"]["generator"]> & DatasetControls;
+  return Object.assign(found, controls) as DatasetOf<T> & DatasetControls;
 }
 
 function callbackOf(progress: Progress): StepCallback {

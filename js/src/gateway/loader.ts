@@ -1,4 +1,4 @@
-import type { TfLike } from "../adapters/tf.js";
+import type { DatasetOf, TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { closedBefore } from "../batch.js";
 import { GroupFinished, PenstockError, ServerUnavailable, WaitTimeout } from "../errors.js";
@@ -103,7 +103,7 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
    * Return the batches as a `tf.data.Dataset`, each iteration an epoch. It needs `acknowledge: "manual"`, and acknowledges a
    * batch after the steps that used it. See `dataset`.
    */
-  dataset<T extends TfLike>(tf: T, options: DatasetOptions): ReturnType<T["data"]["generator"]> & DatasetControls {
+  dataset<T extends TfLike>(tf: T, options: DatasetOptions): DatasetOf<T> & DatasetControls {
     return dataset(this, tf, options);
   }
 

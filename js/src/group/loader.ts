@@ -1,5 +1,5 @@
 import { randomBytes } from "node:crypto";
-import type { TfLike } from "../adapters/tf.js";
+import type { DatasetOf, TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { BadOption, EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout } from "../errors.js";
 import { near } from "../near.js";
@@ -131,7 +131,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
    * Return the batches as a `tf.data.Dataset`, each iteration an epoch. It needs `acknowledge: "manual"`, and acknowledges a
    * batch after the steps that used it. See `dataset`.
    */
-  dataset<T extends TfLike>(tf: T, options: DatasetOptions): ReturnType<T["data"]["generator"]> & DatasetControls {
+  dataset<T extends TfLike>(tf: T, options: DatasetOptions): DatasetOf<T> & DatasetControls {
     return dataset(this, tf, options);
   }
 

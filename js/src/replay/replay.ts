@@ -1,4 +1,4 @@
-import type { TfLike } from "../adapters/tf.js";
+import type { DatasetOf, TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { type Batch, BatchBuilder, sampleBytes } from "../batch.js";
 import { BadEntry, BadOption, StateMismatch } from "../errors.js";
@@ -148,7 +148,7 @@ export class Replay implements AsyncIterable<Batch> {
   }
 
   /** Return the batches as a `tf.data.Dataset`, each iteration a pass. See `dataset`. */
-  dataset<T extends TfLike>(tf: T, options: DatasetOptions): ReturnType<T["data"]["generator"]> & DatasetControls {
+  dataset<T extends TfLike>(tf: T, options: DatasetOptions): DatasetOf<T> & DatasetControls {
     return dataset(this, tf, options);
   }
 

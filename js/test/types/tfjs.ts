@@ -1,15 +1,11 @@
 // This compiles: the user's `tf` fits the package's types, and a dataset is one that fitDataset takes.
 import * as tf from "@tensorflow/tfjs";
+import { load as inPage } from "../../dist/browser.js";
 import { dataset, load, replay } from "../../dist/index.js";
-
-type Element = { xs: tf.Tensor; ys: tf.Tensor };
 
 export async function train(model: tf.LayersModel): Promise<tf.History> {
   await using data = replay("train", { epoch: 0, batchSize: 32 }).dataset(tf, { xs: "x", ys: ["y"], cast: "native" });
-  const scaled: tf.data.Dataset<tf.TensorContainer> = data.map((value) => {
-    const { xs, ys } = value as Element;
-    return { xs: xs.div(255), ys };
-  });
+  const scaled: tf.data.Dataset<{ xs: tf.Tensor; ys: tf.Tensor }> = data.map(({ xs, ys }) => ({ xs: xs.div(255), ys }));
   const history = await model.fitDataset(scaled.prefetch(2), { epochs: 2, callbacks: [data.callback] });
   data.throwIfFailed();
   return history;
@@ -26,4 +22,14 @@ export async function asMember(model: tf.LayersModel): Promise<void> {
   const data = loader.dataset(tf, { xs: { input: "x" }, ys: "y" });
   await model.fitDataset(data.prefetch(2), { epochs: 1, callbacks: { onBatchEnd: () => data.callback.onBatchEnd() } });
   await data.close();
+}
+
+export async function evaluate(model: tf.LayersModel): Promise<boolean> {
+  const through = { group: "resnet", url: "ws://localhost:8466", token: "t" };
+  const loader = inPage("train", { ...through, batchSize: 32, acknowledge: "manual" });
+  const data = loader.dataset(tf, { xs: "x", ys: "y" });
+  await model.evaluateDataset(data, {});
+  await model.evaluateDataset(data.map(({ xs, ys }) => ({ xs: xs.div(255), ys })).take(3), {});
+  for await (const batch of loader) if (!(await batch.ack())) return false;
+  return await data.acknowledge();
 }
