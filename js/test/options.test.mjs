@@ -49,3 +49,13 @@ test("a call without its options says which it needs", async () => {
   await refused(() => openWriter("s", 5), /options of openWriter are 5, expected an object/);
   await refused(() => dataset({}, {}), /expected an object: \{ xs: "x", ys: "y" \}/);
 });
+
+test("a text in the place of a number is shown as one", async () => {
+  for (const given of [GROUP, THROUGH]) {
+    await refused(
+      () => load("s", { ...given, batchSize: "64" }),
+      /^batchSize is '64', expected an integer of at least 1$/,
+    );
+  }
+  await refused(() => dataset({}, {}, { xs: "x", batchSize: "8" }), /^batchSize is '8', expected an integer/);
+});

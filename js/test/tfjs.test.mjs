@@ -7,7 +7,7 @@ import { after, afterEach, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import * as tf from "@tensorflow/tfjs";
 import "@tensorflow/tfjs-backend-wasm";
-import { BadOption, dataset, replay, TensorRange } from "../dist/index.js";
+import { BadOption, dataset, openWriter, replay, TensorRange } from "../dist/index.js";
 import { startPeer } from "./peer.mjs";
 import { numberModel } from "./tfjsModel.mjs";
 
@@ -127,6 +127,25 @@ for (const cast of ["float32", "native"]) {
     await data.close();
   });
 }
+
+test("an integer that a tensor does not hold is shown to the digit, with advice that helps", async () => {
+  const spec = { id: ["uint64", []], n: ["int32", []] };
+  const writer = await openWriter("wide", { url: peer.url, spec, notify() {} });
+  const epoch = await writer.epoch();
+  await epoch.write({ id: 2n ** 53n + 1n, n: 2 ** 30 + 1 });
+  await epoch.close();
+  await writer.close();
+  for (const [xs, cast, message] of [
+    ["id", "float32", /integer 9007199254740993, which float32 .*: write it as float32, which rounds it, or in parts$/],
+    ["id", "native", /integer 9007199254740993, which int32 .*: write it as float32, which rounds it, or in parts$/],
+    ["n", "float32", /integer 1073741825, which float32 .*: give cast: "native", or write it as float32$/],
+  ]) {
+    const data = begin("wide").dataset(tf, { xs, cast });
+    assert.deepEqual(await collect(data), []);
+    assert.throws(() => data.throwIfFailed(), message);
+  }
+  assert.deepEqual((await collect(begin("wide").dataset(tf, { xs: "n", cast: "native" })))[0].values, [2 ** 30 + 1]);
+});
 
 test("names make a list, an object, or inputs alone", async () => {
   const [first] = await collect(begin("numbers").dataset(tf, { xs: ["x", "y"], ys: { label: "y" } }));

@@ -70,7 +70,7 @@ function converted(name: string, dtype: Dtype, data: TypedArray, cast: Cast): Te
   if (dtype === "float16" || dtype === "bfloat16") return toFloat32(dtype, data as Uint16Array);
   if (data instanceof BigInt64Array || data instanceof BigUint64Array) {
     const found = target === "int32" ? new Int32Array(data.length) : new Float32Array(data.length);
-    for (let at = 0; at < data.length; at += 1) found[at] = within(name, target, Number(data[at]));
+    for (let at = 0; at < data.length; at += 1) found[at] = within(name, target, data[at] as bigint);
     return found;
   }
   if (WIDE.has(dtype)) for (const value of data) within(name, target, value);
@@ -79,11 +79,13 @@ function converted(name: string, dtype: Dtype, data: TypedArray, cast: Cast): Te
   return data instanceof Float32Array ? data : new Float32Array(data);
 }
 
-function within(name: string, target: TensorData["dtype"], value: number): number {
-  const isHeld = target === "int32" ? (value | 0) === value : Math.abs(value) <= EXACT_IN_FLOAT32;
-  if (isHeld) return value;
-  const advice =
-    target === "int32" ? "write it as float32, or in parts" : 'give cast: "native", or write it as float32';
+function within(name: string, target: TensorData["dtype"], value: number | bigint): number {
+  const found = Number(value);
+  const isInt32 = (found | 0) === found;
+  if (target === "int32" ? isInt32 : Math.abs(found) <= EXACT_IN_FLOAT32) return found;
+  const advice = isInt32
+    ? 'give cast: "native", or write it as float32'
+    : "write it as float32, which rounds it, or in parts";
   throw new TensorRange(`tensor ${name} has the integer ${value}, which ${target} does not hold exactly: ${advice}`);
 }
 

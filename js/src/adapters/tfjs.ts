@@ -1,6 +1,7 @@
 import type { Batch } from "../batch.js";
 import { BadOption } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
+import { whole } from "../whole.js";
 import type { Column } from "../wire/codec.js";
 import { Progress, type SourceBatch } from "./progress.js";
 import { alone, grouped, type Piece, type RowShuffle, shuffled } from "./rows.js";
@@ -148,8 +149,7 @@ class Elements {
     if (shuffle !== undefined) checkOptions("shuffle of dataset", shuffle, OF_SHUFFLE, "{ window: 1000, seed: 1 }");
     if (cast !== "float32" && cast !== "native") throw new BadOption(`cast is ${cast}, expected "float32" or "native"`);
     for (const [name, value] of Object.entries({ batchSize, window: shuffle?.window })) {
-      if (value === undefined || value === null || (Number.isSafeInteger(value) && value > 0)) continue;
-      throw new BadOption(`${name} is ${value}, expected an integer of at least 1`);
+      if (value !== undefined && value !== null) whole(name, value, 1);
     }
     if (source.acknowledge === "next") {
       throw new BadOption('tf.data asks for batches ahead of the step that uses them: give load acknowledge: "manual"');
