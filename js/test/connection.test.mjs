@@ -9,7 +9,9 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { createServer as createTlsServer } from "node:tls";
 import { BadOption, load, openWriter, replay, ServerUnavailable, Unauthorized } from "../dist/index.js";
+import { parseService } from "../dist/server/address.js";
 import { Connection } from "../dist/server/connection.js";
+import { SentinelClient } from "../dist/server/sentinel.js";
 import { startPeer, told } from "./peer.mjs";
 
 const folder = mkdtempSync(join(tmpdir(), "penstock-js-"));
@@ -332,3 +334,35 @@ for (const [name, answer] of [
     });
   });
 }
+
+test("once one connection found the next primary of a service, no other one stays at the former", async () => {
+  const [former, next] = [await front(), await front()]; // two addresses of one server
+  let primary = former;
+  const sentinel = createServer((socket) => {
+    socket.on("error", () => {});
+    socket.on("data", (data) => {
+      for (const command of String(data).split(/^\*/m).slice(1)) {
+        const port = String(primary);
+        const answer = `*2\r\n$9\r\n127.0.0.1\r\n$${port.length}\r\n${port}\r\n`;
+        socket.write(command.includes("SENTINEL") ? answer : "+OK\r\n");
+      }
+    });
+  });
+  sentinel.listen(0, "127.0.0.1");
+  await once(sentinel, "listening");
+  open.push(sentinel);
+  const service = address({ protocol: "redis+sentinel:", port: sentinel.address().port });
+  const one = new SentinelClient(parseService(`${service}/feed`));
+  const other = one.duplicate();
+  try {
+    for (const client of [one, other]) assert.equal(String(await client.sendCommand(["PING"])), "PONG");
+    primary = next;
+    await other.sendCommand(["CLIENT", "KILL", "ID", String(await one.sendCommand(["CLIENT", "ID"]))]);
+    while (!one.primary().endsWith(`:${next}`)) await one.sendCommand(["PING"]).catch(() => {});
+    await other.sendCommand(["PING"]);
+    assert.equal(other.primary(), one.primary());
+  } finally {
+    one.destroy();
+    other.destroy();
+  }
+});

@@ -26,9 +26,12 @@ export class SentinelClient implements Transport {
   #isClosed = false;
   /** See `Transport.made`. */
   made = 0;
+  /** The clients of this process that are in use. */
+  static readonly #all = new Set<SentinelClient>();
 
   constructor(service: Service) {
     this.#service = service;
+    SentinelClient.#all.add(this);
     this.#timer = setInterval(() => void this.#look(), LOOK_MS).unref();
   }
 
@@ -61,6 +64,7 @@ export class SentinelClient implements Transport {
 
   destroy(): void {
     this.#isClosed = true;
+    SentinelClient.#all.delete(this);
     clearInterval(this.#timer);
     this.#primary?.connection.destroy();
   }
@@ -78,6 +82,7 @@ export class SentinelClient implements Transport {
       this.#primary = { connection, where };
       this.#where = where;
       this.made += 1;
+      this.#leaveOthers();
       return this.#primary;
     } catch (error) {
       connection?.destroy();
@@ -106,6 +111,17 @@ export class SentinelClient implements Transport {
       `no Sentinel names a primary (${found.join(", ")}): see that they run, and that the last part of the address is ` +
         "the service",
     );
+  }
+
+  /**
+   * End the connections of this client and its duplicates to another server than this one, which is the primary. A reader
+   * that asks two servers could miss on one of them what it found on the other.
+   */
+  #leaveOthers(): void {
+    for (const other of SentinelClient.#all) {
+      const primary = other.#service === this.#service ? other.#primary : null;
+      if (primary !== null && primary.where !== this.#where) other.#drop(primary, "it is no primary any more");
+    }
   }
 
   /** Leave a primary that is none any more. */
