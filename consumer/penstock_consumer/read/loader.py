@@ -392,11 +392,11 @@ class Loader(Passing):
             try:
                 batch = next(batches, None)
             except Exception:
-                self._require_open_elsewhere()  # whatever it met
+                self._raise_if_closed_elsewhere()  # whatever it met
                 raise
             finally:
                 self._loop.answered()
-            self._require_open_elsewhere()
+            self._raise_if_closed_elsewhere()
             if batch is None:
                 return
             yield batch
@@ -465,7 +465,7 @@ class Loader(Passing):
         if not self._closing.alive:
             raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
 
-    def _require_open_elsewhere(self) -> None:
+    def _raise_if_closed_elsewhere(self) -> None:
         """Raise PenstockError if another thread closed the loader: the loop would end as after a whole epoch."""
         if self._closer not in (None, threading.get_ident()):
             self._require_open()

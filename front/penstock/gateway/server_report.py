@@ -36,5 +36,7 @@ def _report(url: str, grants: Sequence[Grant], notify: Callable[[str], None]) ->
                 told = type(error).__name__
                 notify(f"{error}; the gateway goes on and tries again")
         time.sleep(EVERY_S)
-    for line in ["the server answers now"] * bool(told) + absences:
+    if told:
+        notify("the server answers now")
+    for line in absences:
         notify(line)
