@@ -8,9 +8,39 @@ from __future__ import annotations
 import re
 
 from penstock.gateway.tokens import Grant
-from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.errors import (
+    CheckpointOverdue,
+    EpochAbandoned,
+    EpochIncomplete,
+    EpochNotFound,
+    EpochsReleased,
+    GroupFinished,
+    GroupKindMismatch,
+    GroupNotFound,
+    MemberReplaced,
+    PenstockError,
+    ServerUnavailable,
+    StreamNotFound,
+    TooLarge,
+    WaitTimeout,
+)
 from penstock_common.waiting import WAITING
 
+_TOLD = (
+    CheckpointOverdue,
+    EpochAbandoned,
+    EpochIncomplete,
+    EpochNotFound,
+    EpochsReleased,
+    GroupFinished,
+    GroupKindMismatch,
+    GroupNotFound,
+    MemberReplaced,
+    StreamNotFound,
+    TooLarge,
+    WaitTimeout,
+)
+"""The errors that speak of a client's own stream and group. The texts of all others are the operator's."""
 _INTERNAL = re.compile(r"://|[\w\]]:\d{2,5}\b|Sentinel|\bACL\b|(?<![\w.])/[\w.-]+/")
 """An address, a host and port, a user's rights, or the path of a folder."""
 _NO_ROOM = "its writer waits for space"
@@ -36,7 +66,7 @@ def error_for(grant: Grant, error: PenstockError) -> str:
     if isinstance(error, ServerUnavailable):
         return f"{_AWAY}: connect again later; the group gives out again what was not acknowledged"
     ask = f"{grant} cannot be read ({type(error).__name__}): ask who runs the gateway, whose output says why"
-    return _own(grant, str(error)) or ask
+    return (isinstance(error, _TOLD) and _own(grant, str(error))) or ask
 
 
 def _own(grant: Grant, text: str) -> str:

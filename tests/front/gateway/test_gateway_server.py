@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.gateway.texts import error_for, notice_for
 from penstock.gateway.tokens import Grant
-from penstock_common.errors import GroupFinished, SegmentsUnseen, Unauthorized
+from penstock_common.errors import GroupFinished, SegmentsUnseen, TooManyDeadLetters, Unauthorized
 from tests.front.gateway.clients import gateway_for, raw, write_train
 from tests.front.gateway.test_gateway import asked
 from tests.front.gateway.test_gateway_hostile import OPEN, refusal_of
@@ -106,6 +106,7 @@ def test_an_error_names_no_folder_and_no_user(tmp_path: Path) -> None:
         SegmentsUnseen(f"the stream's folder {tmp_path}/train cannot be read"),
         Unauthorized("Redis at redis://alice@10.0.0.9:6379 does not permit this user a command"),
         Unauthorized("as an administrator, run `ACL SETUSER alice +hget`"),
+        TooManyDeadLetters("entry 1-1 of epoch 0: the module alice.secrets is of another version"),
     ):
         name = type(error).__name__
         assert error_for(RESNET, error) == (
