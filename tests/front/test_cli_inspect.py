@@ -26,7 +26,7 @@ from penstock_common.stream.groups.presence import MEMBER_SILENT_MS
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.removal.deletion import users_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_common.stream.streams import load_stream
+from penstock_common.stream.streams import create_stream, load_stream
 from penstock_producer.write.writer import EpochWriter
 from tests.contracts.processes import child
 
@@ -155,6 +155,14 @@ def test_inspect_counts_the_commonest_reasons_of_bad_samples(told: Told, writer:
 def test_inspect_of_an_empty_server_says_what_to_do(told: Told) -> None:
     """A newcomer's first look."""
     assert told("inspect") == (0, "no streams yet: start a producer (`penstock produce`, or penstock.Writer)\n", "")
+
+
+def test_inspect_of_another_database_names_the_one_with_keys(told: Told, url: str, client: redis.Redis) -> None:
+    """It said that a producer is to be started, although one had written."""
+    create_stream(client, "train")
+    code, line, _ = told("inspect", "--url", f"{url}/1")
+    assert code == 0
+    assert line.startswith("this database of the server has no streams; database 0 has keys: is the number at the end")
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,17 @@ def _scan_briefly(client: Client) -> set[str]:
     return found
 
 
-def other_databases(client: Client) -> list[int]:
-    """Return the numbers of the server's databases that have keys, without the client's own."""
+def why_empty(client: Client) -> str:
+    """Return the words on keys in other databases of a server without streams, or '' if there are none."""
     own = client.connection_pool.connection_kwargs.get("db") or 0
     found: dict[str, object] = {}
     with _as_a_hint():
         found = client.info("keyspace")
-    return [number for name in found if (number := int(name.removeprefix("db"))) != own]
+    others = [number for name in found if (number := int(name.removeprefix("db"))) != own]
+    if not others:
+        return ""
+    has = f"database {others[0]} has" if len(others) == 1 else f"databases {', '.join(map(str, others))} have"
+    return f"this database of the server has no streams; {has} keys: is the number at the end of the address right?"
 
 
 class StreamLister:

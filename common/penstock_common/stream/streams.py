@@ -18,7 +18,7 @@ from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
-from penstock_common.stream.directory import enter_stream, list_all_streams, other_databases, strike_stream
+from penstock_common.stream.directory import enter_stream, list_all_streams, strike_stream, why_empty
 from penstock_common.stream.events import CREATED, announce
 from penstock_common.stream.keys import (
     PartitionKeys,
@@ -165,12 +165,8 @@ def load_stream(client: Client, name: str) -> Stream:
 def absence(client: Client, name: str) -> str:
     """Return a sentence on a missing stream."""
     names = [one for one in list_all_streams(client) if one != name]  # somebody may have made it since
-    if not names and (others := other_databases(client)):
-        has = f"database {others[0]} has" if len(others) == 1 else f"databases {', '.join(map(str, others))} have"
-        return (
-            f"no stream {name!r}; this database of the server has no streams; {has} keys: is the number at the end of "
-            "the address right?"
-        )
+    if not names and (why := why_empty(client)):
+        return f"no stream {name!r}; {why}"
     meant = near(name, names)
     there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
     hint = f"did you mean {meant!r}?" if meant else "start a producer (`penstock produce`) or check name and URL"

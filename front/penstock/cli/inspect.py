@@ -37,16 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the streams, or one of them. It changes nothing."""
+    from penstock.cli.monitor_screen import NO_STREAMS
     from penstock.views.inspect import stream_json
     from penstock_common.explain.details import read_all_details, read_details
-    from penstock_common.stream.directory import StreamLister
+    from penstock_common.stream.directory import StreamLister, why_empty
 
     with connected(args) as client:
         if args.stream is None:
             lister = StreamLister(client)
             streams, damaged = read_all_details(client, lister.names())
-            reasons = {name: str(error) for name, error in damaged.items()}
-            return _show_all(streams, reasons | lister.unseen, args, console)
+            reasons = {name: str(error) for name, error in damaged.items()} | lister.unseen
+            if not streams and not reasons and not args.json:
+                console.line(why_empty(client) or NO_STREAMS)
+                return 0
+            return _show_all(streams, reasons, args, console)
         details = read_details(client, args.stream)
         if args.json:
             console.json(stream_json(details))
@@ -74,7 +78,7 @@ def _show_all(streams: list[StreamDetails], damaged: dict[str, str], args: argpa
 
     if args.json:
         console.json([*map(stream_json, streams), *({"name": name, "error": why} for name, why in damaged.items())])
-    elif streams or not damaged:
+    elif streams:
         _print_streams(streams, console)
     _tell_states(streams, console)
     for name, why in damaged.items():
@@ -83,9 +87,6 @@ def _show_all(streams: list[StreamDetails], damaged: dict[str, str], args: argpa
 
 
 def _print_streams(streams: list[StreamDetails], console: Console) -> None:
-    if not streams:
-        console.line("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
-        return
     rows = [
         (
             each.snapshot.name,
