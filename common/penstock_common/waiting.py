@@ -166,14 +166,14 @@ class Outage:
         """
         self._notify, self._doing, self._clock, self._what = notify, f"{doing} {what}".rstrip(), clock, what
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
-        """The limit; see `hurry`."""
+        """The limit; see `limit_patience`."""
         self._began: float | None = None
         self._failed_s = 0.0
         """The time of the first failure. `_began` is later while a server loads its data."""
         self._said_at_s, self._said = 0.0, ""
         self._pause_s = 0.0
 
-    def hurry(self, patience_s: float) -> None:
+    def limit_patience(self, patience_s: float) -> None:
         """Set another limit, also during an outage: a process that ends does not wait."""
         self.patience_s = patience_s
 

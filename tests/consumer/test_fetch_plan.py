@@ -10,9 +10,9 @@ from penstock_consumer.read.fetch_plan import (
     BUDGET_SHARE,
     GROUP_ASKS_S,
     MOST_ENTRIES,
+    PAUSES_IN_VAIN,
     REFERRED_BYTES,
     REQUEST_BYTES,
-    RESTS_IN_VAIN,
     SHORTEST_MS,
     TAKEN_AT_ONCE,
     EntryRhythm,
@@ -169,26 +169,26 @@ def test_one_reader_of_segments_asks_for_more_at_once_because_nothing_is_copied(
 
 def test_a_member_among_many_lets_a_few_entries_come_together() -> None:
     """Each entry would wake another process. Members share the entries, and none of them waits for this one."""
-    assert one_each(0.01).rest_s(32) == pytest.approx(TAKEN_AT_ONCE * 0.01, rel=0.01)
+    assert one_each(0.01).pause_s(32) == pytest.approx(TAKEN_AT_ONCE * 0.01, rel=0.01)
 
 
 def test_the_members_of_a_group_rest_so_long_that_one_of_them_asks_all_the_time() -> None:
     """A new entry must reach some member within milliseconds, or writers would wait for space during a mere pause."""
     for members in (3, 8, 20):
-        assert one_each(0.8 * members * GROUP_ASKS_S).rest_s(members) == pytest.approx(members * GROUP_ASKS_S)
+        assert one_each(0.8 * members * GROUP_ASKS_S).pause_s(members) == pytest.approx(members * GROUP_ASKS_S)
 
 
 def test_no_member_rests_for_more_than_a_tenth_of_a_second_or_without_an_entry_to_expect() -> None:
     """It may be the only member left, and an epoch may end. A pause that saves nothing is a wait."""
-    assert one_each(0.09).rest_s(1000) == BLOCK_MS / 1000
-    assert one_each(0.11).rest_s(1000) == 0
-    assert one_each(0.03).rest_s(8) == 0
+    assert one_each(0.09).pause_s(1000) == BLOCK_MS / 1000
+    assert one_each(0.11).pause_s(1000) == 0
+    assert one_each(0.03).pause_s(8) == 0
 
 
 def test_who_has_rested_and_finds_nothing_hears_it_at_once() -> None:
     """Entries should have come. If none have, the epoch may have ended, and waiting for more would delay that."""
     asking = one_each(0.01)
-    assert asking.rest_s(32) > 0
+    assert asking.pause_s(32) > 0
     assert waits(asking.next_requests(0, is_ended=False)) == [None]
     (patience,) = waits(asking.next_requests(0, is_ended=False))
     assert patience is not None
@@ -199,44 +199,44 @@ def test_who_was_given_one_entry_so_far_waits_for_the_next_at_the_server() -> No
     asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 0)
     given(asking, 1)
-    assert asking.rest_s(32) == 0
+    assert asking.pause_s(32) == 0
     (patience,) = waits(asking.next_requests(0, is_ended=False))
     assert patience is not None
 
 
 def test_who_is_alone_or_may_find_more_at_once_does_not_rest() -> None:
     """No other member asks, and a reader behind its producers has nothing to wait for."""
-    assert one_each(0.01).rest_s(1) == 0
+    assert one_each(0.01).pause_s(1) == 0
     behind = one_each(0.01)
     given(behind, MOST_ENTRIES, now_s=0.51)
-    assert behind.rest_s(32) == 0
-    assert one_each(0.01, partitions=2).rest_s(32) == 0
-    assert one_each(0.001).rest_s(2) == pytest.approx(TAKEN_AT_ONCE * 0.001, rel=0.01), "it is not alone"
+    assert behind.pause_s(32) == 0
+    assert one_each(0.01, partitions=2).pause_s(32) == 0
+    assert one_each(0.001).pause_s(2) == pytest.approx(TAKEN_AT_ONCE * 0.001, rel=0.01), "it is not alone"
 
 
 def test_who_rested_in_vain_rests_again_before_it_waits_for_a_single_entry() -> None:
     """Another member has just asked, and a member that waits at the server would take each entry alone from it."""
     asking = one_each(0.01)
-    for _ in range(RESTS_IN_VAIN):
-        assert asking.rest_s(32) > 0
+    for _ in range(PAUSES_IN_VAIN):
+        assert asking.pause_s(32) > 0
         assert given(asking, 0).block_ms is None
-    assert asking.rest_s(32) > 0
+    assert asking.pause_s(32) > 0
     assert given(asking, 0).block_ms is None
-    assert asking.rest_s(32) == 0
+    assert asking.pause_s(32) == 0
     assert given(asking, 0).block_ms is not None
-    assert asking.rest_s(32) == 0, "nothing came while it waited, so none is to be expected"
+    assert asking.pause_s(32) == 0, "nothing came while it waited, so none is to be expected"
     given(asking, 1, now_s=0.51)
-    assert asking.rest_s(32) > 0
+    assert asking.pause_s(32) > 0
 
 
 def test_nobody_rests_again_where_writers_could_wait_for_it() -> None:
     """With a member that waits at the server, the next block of a small budget is taken at once."""
     needed = 32 * TAKEN_AT_ONCE * 250_000 * BUDGET_SHARE
-    for stream_bytes, rests in ((needed + 1000, True), (needed, True), (needed - 1000, False)):
+    for stream_bytes, pauses in ((needed + 1000, True), (needed, True), (needed - 1000, False)):
         asking = one_each(0.01, stream_bytes=stream_bytes)
-        assert asking.rest_s(32) > 0
+        assert asking.pause_s(32) > 0
         given(asking, 0)
-        assert (asking.rest_s(32) > 0) is rests
+        assert (asking.pause_s(32) > 0) is pauses
 
 
 def test_the_rhythm_is_a_mean_of_what_came_recently() -> None:

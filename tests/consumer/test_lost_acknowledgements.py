@@ -167,7 +167,7 @@ def test_a_member_that_hurries_waits_for_no_replica(any_url: str, any_client: An
     manifest = load_manifest(any_client, stream, 0)
     outbox.send(Acknowledgement(stream.partitions[0], manifest, "g", [], {0: [(0, 4)]}))
     for patience_s in (0.2, 0.0):
-        outbox.hurry(patience_s)
+        outbox.limit_patience(patience_s)
         outbox.confirm()
     assert limits == [100, 1]
     outbox.close()

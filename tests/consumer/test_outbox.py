@@ -262,7 +262,7 @@ class TestSendingAgain:
         server.send(1)
         server.box.flush()
         server.send(2)
-        server.box.hurry(0.0)
+        server.box.limit_patience(0.0)
         server.cut()
         server.away = 100
         for _ in range(2):
@@ -270,14 +270,14 @@ class TestSendingAgain:
                 server.box.flush()
             assert not server.box.is_empty
         server.away = 0
-        server.box.hurry(60.0)
+        server.box.limit_patience(60.0)
         server.box.flush()
         assert (server.got, server.box.is_empty) == ([[1, 2], [1, 2]], True)
 
     @pytest.mark.parametrize("way", ["an answer", "a hurry"])
     def test_an_outage_has_its_own_time(self, server: Server, way: str) -> None:
         """Each of several short outages is waited for. So is one that lasts when a caller gets into a hurry."""
-        server.box.hurry(10.0)
+        server.box.limit_patience(10.0)
         server.away_s = 6.0
         server.send(1)
         server.cut()
@@ -287,7 +287,7 @@ class TestSendingAgain:
         else:
             with pytest.raises(ServerUnavailable):
                 server.box.flush()
-            server.box.hurry(10.0)
+            server.box.limit_patience(10.0)
         server.cut()
         server.away = 1
         server.box.flush()
@@ -315,7 +315,7 @@ class TestSendingAgain:
         self, server: Server, patience_s: float, timeout_s: float
     ) -> None:
         """A silent server is as bad as one that is gone. What has arrived is read in any case."""
-        server.box.hurry(patience_s)
+        server.box.limit_patience(patience_s)
         server.send(1)
         server.box.flush()
         assert server.timeouts == [timeout_s]
@@ -461,7 +461,7 @@ class TestReplicas:
         self, server: Server, patience_s: float, limit_ms: int
     ) -> None:
         """The other half is for the answer. Where nothing is kept, no replica is asked."""
-        server.box.hurry(patience_s)
+        server.box.limit_patience(patience_s)
         server.box.confirm()
         server.send(1)
         server.box.confirm()
@@ -500,7 +500,7 @@ class TestServers:
         if not has_unanswered:
             boxes.flush()
             server.timeouts.clear()
-        boxes.hurry(patience_s)
+        boxes.limit_patience(patience_s)
         boxes.send(1, Note(2, "b"))
         boxes.flush()
         assert set(server.timeouts) == {timeout_s}
@@ -613,9 +613,9 @@ class Box:
         self._note("hand over")
         return self.is_empty
 
-    def hurry(self, patience_s: float) -> None:
-        """See `Outbox.hurry`."""
-        self._note(f"hurry {patience_s}")
+    def limit_patience(self, patience_s: float) -> None:
+        """See `Outbox.limit_patience`."""
+        self._note(f"limit_patience {patience_s}")
 
     def close(self) -> None:
         """See `Outbox.close`."""
@@ -773,8 +773,8 @@ class TestThread:
     def test_a_caller_in_a_hurry_waits_for_its_time_and_a_little(self, box: Box) -> None:
         """The answer of a live server is read in any case."""
         thread = thread_of(box)
-        thread.hurry(0.0)
-        assert box.calls == ["hurry 0.0"]
+        thread.limit_patience(0.0)
+        assert box.calls == ["limit_patience 0.0"]
         box.may_go.clear()
         thread.send(Note(1))
         began_s = time.monotonic()

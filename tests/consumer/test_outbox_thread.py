@@ -173,7 +173,7 @@ def test_a_server_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(
     reporting.box.attend()
     assert not reporting.box.is_empty
     assert time.monotonic() - began < 1
-    reporting.box.hurry(0.05)
+    reporting.box.limit_patience(0.05)
     with pytest.raises(ServerUnavailable, match="has not answered all acknowledgements yet"):
         reporting.box.flush()
     assert 0.3 < time.monotonic() - began < 5
@@ -202,7 +202,7 @@ def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: p
     may_go = held_up(reporting, monkeypatch)
     assert not reporting.box.is_empty
     assert not reporting.box.hand_over(reporting.outbox, lambda _: True, no_probe)
-    reporting.box.hurry(0.05)
+    reporting.box.limit_patience(0.05)
     with pytest.raises(ServerUnavailable, match="has not answered all acknowledgements yet"):
         reporting.box.flush()
     may_go.set()
@@ -228,7 +228,7 @@ def test_a_caller_in_a_hurry_does_not_wait_for_a_silent_server(reporting: Rank) 
     reporting.outbox.flush()
     reporting.client.client_pause(8000, all=False)
     began_s = time.monotonic()
-    reporting.outbox.hurry(0.1)
+    reporting.outbox.limit_patience(0.1)
     reporting.outbox.send(PositionReport(reporting.manifest, reporting.who, 16))
     with pytest.raises(ServerUnavailable):
         reporting.outbox.flush()
@@ -311,7 +311,7 @@ def test_partitions_that_move_to_another_server_have_an_outbox_of_their_own(
     assert isinstance(new, OutboxThread)
     assert [len(box._outbox._answered) for box in (old, new)] == [6, 2]
     assert [box._outbox._probe for box in (old, new)] == [probes[0, 2], probes[1,]]
-    boxes.hurry(60)
+    boxes.limit_patience(60)
     placement.move("c", 2)
     boxes.attend()
     assert boxes._servers == [[0, 2], [1]], "a member that ends needs no other outbox"
@@ -411,7 +411,7 @@ def test_a_caller_in_a_hurry_does_not_wait_for_a_server_that_is_gone(fresh_serve
         rank.outbox.flush()
         server.kill()
         began_s = time.monotonic()
-        rank.outbox.hurry(0.2)
+        rank.outbox.limit_patience(0.2)
         with pytest.raises(ServerUnavailable):
             rank.outbox.flush()
         assert time.monotonic() - began_s < OUTAGE_S / 2

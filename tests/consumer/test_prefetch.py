@@ -35,7 +35,7 @@ def test_a_wait_counts_from_the_end_of_the_last_outage() -> None:
     """A loop would be told that it waits for itself, a moment before the server brings a batch."""
     now = [100.0]
     queue = PrefetchQueue(100, clock=lambda: now[0])
-    first, second = queue.inlet(), queue.inlet()
+    first, second = queue.new_input(), queue.new_input()
     assert queue.undisturbed_s == float("inf")
     first.tell_trouble("away")
     now[0] = 130.0

@@ -437,8 +437,8 @@ class TestAnswers:
             reader._asked.append((FetchRequest(0, 1, None), 0.0))
         if what == "partitions":
             monkeypatch.setattr(type(claim.stream), "partitions", claim.stream.partitions * 2)
-        monkeypatch.setattr(FetchPlanner, "rest_s", lambda *_: 0.0 if what == "alone" else 60.0)
-        assert reader._rests() is not bool(what)
+        monkeypatch.setattr(FetchPlanner, "pause_s", lambda *_: 0.0 if what == "alone" else 60.0)
+        assert reader._pauses() is not bool(what)
         assert bool(reader._pause.commands()) is not bool(what)
 
     def test_a_reader_waits_for_producers_where_it_was_told_that_nothing_is_there(

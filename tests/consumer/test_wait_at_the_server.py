@@ -96,14 +96,14 @@ def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
     asked: list[int] = []
 
     def always(asking: FetchPlanner, members: int) -> float:
-        asking._has_rested = True
+        asking._has_paused = True
         return 0.02
 
     def counted(*of: Any) -> Any:
         asked.append(1)
         return renewed(*of)
 
-    monkeypatch.setattr(FetchPlanner, "rest_s", always)
+    monkeypatch.setattr(FetchPlanner, "pause_s", always)
     monkeypatch.setattr("penstock_consumer.read.shared.renewed", counted)
     found: list[int] = []
     with an_epoch_read(any_url, found) as write:
@@ -119,8 +119,8 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hint proves nothing, and a server may have lost it. The manifest counts, and it is read then."""
-    rest_s = FetchPlanner.rest_s
-    monkeypatch.setattr(FetchPlanner, "rest_s", lambda asking, members: rest_s(asking, 32))
+    pause_s = FetchPlanner.pause_s
+    monkeypatch.setattr(FetchPlanner, "pause_s", lambda asking, members: pause_s(asking, 32))
     monkeypatch.setattr(
         "penstock_consumer.read.fetch_plan.event_command",
         lambda keys, after, block_ms: event_command(keys, NEVER, block_ms),
@@ -143,13 +143,13 @@ def test_a_member_may_rest_after_it_was_given_entries(
 ) -> None:
     """The next few come together then. A rest that only follows an answer without entries would be too late."""
     asked: list[bool] = []
-    rest_s = FetchPlanner.rest_s
+    pause_s = FetchPlanner.pause_s
 
     def noted(asking: FetchPlanner, members: int) -> float:
         asked.append(asking.is_waiting)
-        return rest_s(asking, members)
+        return pause_s(asking, members)
 
-    monkeypatch.setattr(FetchPlanner, "rest_s", noted)
+    monkeypatch.setattr(FetchPlanner, "pause_s", noted)
     found: list[int] = []
     with an_epoch_read(any_url, found) as write:
         for number in (1, 2, 3):  # the answer to a request that asks for more than there is leaves none under way

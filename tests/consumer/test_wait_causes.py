@@ -90,7 +90,7 @@ def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the
     clock = Clock()
     meter = ReaderTimes(clock)
     clock.now += 5
-    meter.rest()
+    meter.pause()
     clock.now += 7  # the trainer's time
     meter.to("server")
     before = meter.spent
@@ -131,13 +131,13 @@ def test_a_counter_adds_up_to_the_time_of_the_loop() -> None:
     clock.now += 6
     counter.deliver(one())
     clock.now += 10
-    counter.rest()
+    counter.pause()
     clock.now += 1000
     counter.ask()
     counter.begin(3, queue)
     clock.now += 1
     counter.count(2, 1)
-    counter.rest()
+    counter.pause()
     stats = counter.end()
     assert (stats.epoch, stats.batches, stats.samples, stats.bytes, stats.bad_entries, stats.filled) == (
         3,
@@ -163,7 +163,7 @@ def test_epochs_are_told_apart_and_together() -> None:
         counter.begin(epoch, PrefetchQueue(10))
         clock.now += seconds
         counter.deliver(one(8))
-        counter.rest()
+        counter.pause()
         counter.end()
     assert (counter.stats().epoch, counter.stats().samples, counter.stats().elapsed_s) == (1, 8, 5.0)
     assert (counter.stats(total=True).samples, counter.stats(total=True).elapsed_s, counter.batches) == (16, 6.0, 2)
@@ -202,7 +202,7 @@ class TestRate:
             counter.begin(epoch)
             self.trained(counter, clock, 1.0, 2.0)
             counter.ask()
-            counter.rest()
+            counter.pause()
             counter.end()
             clock.now += 1000
             assert counter.look().rate == pytest.approx(4.0)
@@ -215,7 +215,7 @@ class TestRate:
         counter = StatsCounter(clock)
         self.trained(counter, clock, 1.0, 2.0)
         self.trained(counter, clock, 1.0, 50.0)
-        counter.rest()
+        counter.pause()
         self.trained(counter, clock, 1.0, 2.0)
         counter.ask()
         assert (counter.look().rate, counter.look().samples) == (4.0, 16)

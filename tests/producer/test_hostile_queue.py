@@ -301,14 +301,14 @@ def large_jobs(any_url: str) -> list[str]:
     return job_ids
 
 
-@pytest.mark.parametrize("look", ["clean", "weed", "failure", "streams", "fetch"])
+@pytest.mark.parametrize("look", ["clean", "remove_forged", "failure", "streams", "fetch"])
 def test_valid_jobs_that_inflate_are_never_held_together(any_url: str, large_jobs: list[str], look: str) -> None:
     """Four megabytes of Redis took gigabytes of each worker and of the producer, which read a thousand jobs at once."""
     tasks = [TASK.model_copy(update={"shard": shard}) for shard in range(LARGE_JOBS)]
     dispatcher = Dispatcher(any_url, QUEUE, lambda _: None)
     looks: dict[str, tuple[str, int, Callable[[], object]]] = {
         "clean": ("rq:queue:penstock:intermediate", 1, dispatcher.clean),
-        "weed": ("rq:queue:penstock", 8, lambda: dispatcher.weed(tasks)),
+        "remove_forged": ("rq:queue:penstock", 8, lambda: dispatcher.remove_forged(tasks)),
         "failure": ("rq:failed:penstock", 8, lambda: dispatcher.failure(tasks)),
         "streams": ("rq:queue:penstock", 8, dispatcher.streams),
         "fetch": ("rq:queue:penstock", 8, lambda: all(dispatcher._queue.fetch_all(large_jobs))),
@@ -630,14 +630,14 @@ def test_a_crowd_of_forged_members_does_not_hold_up_the_job_of_a_dead_worker(
         assert dispatcher.running() == {job_id, *(each.partition(":")[0] for each in forged)}
 
 
-def test_a_crowd_of_forged_jobs_is_weeded_with_few_round_trips(any_url: str, taken: tuple[Dispatcher, str]) -> None:
+def test_a_crowd_of_forged_jobs_is_removed_with_few_round_trips(any_url: str, taken: tuple[Dispatcher, str]) -> None:
     """The producer looks at all that is queued once a worker of its own met a job of others."""
     dispatcher, job_id = taken
     with redis.Redis.from_url(any_url) as client:
         client.rpush("rq:queue:penstock", *[f"forged{n}" for n in range(CROWD)], job_id)
         client.hset(f"rq:job:{job_id}", "data", json.dumps([FUNCTION, None, [], {}]))
         with few_round_trips(any_url):
-            dispatcher.weed([TASK])
+            dispatcher.remove_forged([TASK])
         assert client.lindex("rq:queue:penstock", 0) == job_id.encode()
         job = open_queue(client, QUEUE).fetch(job_id)
     assert job is not None

@@ -120,7 +120,7 @@ def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path
         )
     ]
     assert found == [False, True, False, True, True, True, True]
-    assert EpochSeed(1, 0, sets_globals=False).undrawn(0, 0) is None
+    assert EpochSeed(1, 0, sets_globals=False).no_generator(0, 0) is None
 
 
 def test_a_choice_of_samples_draws_as_what_it_chooses_from(tmp_path: Path) -> None:

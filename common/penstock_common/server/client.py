@@ -358,7 +358,7 @@ class ControlClient(redis.Redis):
         client.note_node(self._is_node)
         return client
 
-    def hurry(self, patience_s: float, reply_s: float) -> None:
+    def limit_patience(self, patience_s: float, reply_s: float) -> None:
         """Wait for a lost server for at most ``patience_s`` from now on, and take a silence of ``reply_s`` for an
         outage.
 

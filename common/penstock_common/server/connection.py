@@ -106,7 +106,7 @@ def connect(
             failure.with_traceback(None).__cause__ = None
             if bears_outages is None or not isinstance(failure, ServerUnavailable) or not (speaks or is_cut):
                 raise failure from None
-            outage.hurry(patience_s if speaks else min(GREETING_S, patience_s))
+            outage.limit_patience(patience_s if speaks else min(GREETING_S, patience_s))
             outage.bear(failure)
     if bears_outages is not None:
         client.patience.last(patience_s)

@@ -285,9 +285,9 @@ class Claim:
 
     # --- the end ---
 
-    def hurry(self, patience_s: float) -> None:
+    def limit_patience(self, patience_s: float) -> None:
         """Wait no longer than this for a server that went away, from now on."""
-        self._outboxes.hurry(patience_s)
+        self._outboxes.limit_patience(patience_s)
 
     def leave(self) -> None:
         """Return what is held to the group, and leave it."""

@@ -30,7 +30,7 @@ GROUP_ASKS_S = 0.003
 """One of a group's waiting members asks at this interval, so their pauses delay no entry for longer."""
 TAKEN_AT_ONCE = 3
 """A member pauses no longer than until this many entries are its share."""
-RESTS_IN_VAIN = 3
+PAUSES_IN_VAIN = 3
 """The fruitless pauses before a member waits at the server, which gives each entry alone to one waiting member.
 
 The number is finite, because the hint that ends a pause at the epoch's end may be lost."""
@@ -96,7 +96,7 @@ class FetchPlanner:
         self._is_drained = False
         """Whether the last answer with entries brought all entries that existed."""
         self._rhythm = EntryRhythm()
-        self._has_rested = False
+        self._has_paused = False
         """Whether the reader has paused, so that entries are expected. If none came, the epoch may have ended."""
         self._in_vain = 0
         """The number of successive pauses after which nothing was there."""
@@ -140,7 +140,7 @@ class FetchPlanner:
         self._empty = self._in_vain = 0
         self._rhythm.came(entries, now_s)
 
-    def rest_s(self, members: int) -> float:
+    def pause_s(self, members: int) -> float:
         """Return how long to pause before the next request, as one of ``members`` that share what comes.
 
         Each entry wakes one waiting member, and a process that wakes among many finds its caches cold. So each member
@@ -150,13 +150,13 @@ class FetchPlanner:
         longest_s = min(members * GROUP_ASKS_S, BLOCK_MS / 1000)
         is_alone = members == 1 or self._partitions > 1
         is_due = self._is_drained and (self._empty == 0 or self._is_early(members))
-        self._has_rested = not is_alone and is_due and 0 < self._rhythm.each_s < longest_s
-        return min(longest_s, TAKEN_AT_ONCE * self._rhythm.each_s) if self._has_rested else 0.0
+        self._has_paused = not is_alone and is_due and 0 < self._rhythm.each_s < longest_s
+        return min(longest_s, TAKEN_AT_ONCE * self._rhythm.each_s) if self._has_paused else 0.0
 
     def _is_early(self, members: int) -> bool:
         """Return whether nothing was there because another member had just asked."""
         owed_bytes = members * TAKEN_AT_ONCE * self._entry_bytes
-        return self._empty == self._in_vain <= RESTS_IN_VAIN and owed_bytes <= self._stream_bytes / BUDGET_SHARE
+        return self._empty == self._in_vain <= PAUSES_IN_VAIN and owed_bytes <= self._stream_bytes / BUDGET_SHARE
 
     def next_requests(self, under_way: int, *, is_ended: bool) -> list[FetchRequest]:
         """Return the requests to send now, a partition each. In an epoch that ``is_ended`` none of them waits.
@@ -176,10 +176,10 @@ class FetchPlanner:
         requests = []
         for _ in range(most - under_way):
             is_last = (is_slow and size == 1) or self._turn % round_of == round_of - 1
-            block_ms = None if is_ended or self._has_rested else self._patience_ms(is_last=is_last)
+            block_ms = None if is_ended or self._has_paused else self._patience_ms(is_last=is_last)
             requests.append(FetchRequest(self._turn % size, count, block_ms))
             self._turn += 1
-        self._has_rested = False
+        self._has_paused = False
         return requests
 
     def _count(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 from penstock_common.errors import GroupNotFound, MemberReplaced, ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.rate_meter import Measured
-from penstock_common.server.aside import Aside
+from penstock_common.server.background_query import BackgroundQuery
 from penstock_common.stream.commands import Client, parse_id, server_ms
 from penstock_common.stream.entries import (
     Keys,
@@ -187,7 +187,7 @@ class Heartbeat:
         self._runs = runs or ServerRuns(client, who.stream, [])
         self._rejoining = Rejoining(self._client, who, clock, self._runs.is_replaced)
         self._loss_detector = loss_detector
-        self._losses = Aside[None](is_elsewhere=not self._is_only)
+        self._losses = BackgroundQuery[None](is_elsewhere=not self._is_only)
         self._leads = loop is None
         self.loop = loop or LoopReport(self._client, who, peers)
         self.horizon = -1
@@ -290,7 +290,7 @@ class Heartbeat:
             self.partitions, self._moves = own, moves  # after that: each partition has a heartbeat at any time
         finally:
             self._lock.release()
-        self._is_only, self._losses, self._outage = False, Aside[None](is_elsewhere=True), self._new_outage()
+        self._is_only, self._losses, self._outage = False, BackgroundQuery[None](is_elsewhere=True), self._new_outage()
 
     def _by_server(self) -> list[list[PartitionKeys]]:
         servers = self._client.by_server([partition.roster for partition in self.partitions])
@@ -414,7 +414,7 @@ class LeaseRenewer(Heartbeat):
         self._seen: dict[Key, LeaseSighting] = {}
         self.claims: deque[ClaimedEntry] = deque() if first is None else first.claims
         # the server of the first partition has the epochs' states
-        self._looks = Aside[None](is_elsewhere=self.partitions[0] != who.stream.partitions[0])
+        self._looks = BackgroundQuery[None](is_elsewhere=self.partitions[0] != who.stream.partitions[0])
         now_s = clock()
         self._began_s = self._looked_s = now_s
         self._renewed_s = now_s if renewed_s is None else renewed_s

@@ -8,7 +8,7 @@ from itertools import chain
 from operator import attrgetter
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
-from penstock_common.server.aside import Aside
+from penstock_common.server.background_query import BackgroundQuery
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, PAGE, SHARDS_AT_ONCE, IndexRecord
@@ -321,7 +321,9 @@ class CanonicalIndex:
         """A walk from the first position of the epoch, for what runs on beyond its end."""
         self._broken_off: int | None = None
         """The end of an abandoned epoch."""
-        self._news = Aside[Manifest](is_elsewhere=len(client.by_server([p.roster for p in stream.partitions])) > 1)
+        self._news = BackgroundQuery[Manifest](
+            is_elsewhere=len(client.by_server([p.roster for p in stream.partitions])) > 1
+        )
         self.renew_with(manifest)
 
     @property

@@ -343,7 +343,7 @@ class Member:
         if run is not None:
             join(run.thread, join_s)
         self.heartbeat.stop(join_s)
-        claim.hurry(patience_s)
+        claim.limit_patience(patience_s)
         with suppress(EpochIncomplete):  # the next iteration reports it
             for epoch in sorted(claim.unclosed):
                 claim.close_epochs(epoch)

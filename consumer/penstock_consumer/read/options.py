@@ -16,6 +16,8 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.stage import StageMaker
 
+ACKNOWLEDGE_EVERY_S = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
@@ -26,7 +28,7 @@ class LoaderOptions:
     prefetch_bytes: int
     lease_s: float
     notify: Notify
-    acknowledge_every_s: float = 0.0
+    acknowledge_every_s: float = ACKNOWLEDGE_EVERY_S
     """The time in which acknowledgements are sent together. 0: each batch has its own before the next."""
     order: RankOrder | None = None
     """None where reading is shared."""
@@ -60,7 +62,7 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
         raise ValueError(
             f"lease_s is {lease_s}, expected seconds, {SHORTEST_LEASE_S} or more ({LEASE_S:.0f} if left out)"
         )
-    acknowledge_every_s = chosen(tuning.acknowledge_every_s, 0.0)
+    acknowledge_every_s = chosen(tuning.acknowledge_every_s, ACKNOWLEDGE_EVERY_S)
     seconds("acknowledge_every_s", acknowledge_every_s)
     if acknowledge_every_s > lease_s / 3:
         raise ValueError(

@@ -67,7 +67,7 @@ def end_resources(resources: LoaderResources) -> None:
 
 def _end(resources: LoaderResources) -> None:
     patience_s, silence_s = (LEAVE_S, CLOSE_SILENCE_S) if resources.is_patient else (0.0, AT_ONCE_S)
-    resources.client.hurry(patience_s, silence_s)
+    resources.client.limit_patience(patience_s, silence_s)
     if resources.member is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
             resources.member.end(JOIN_S if resources.is_patient else AT_ONCE_S, patience_s)

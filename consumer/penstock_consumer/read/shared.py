@@ -23,7 +23,7 @@ from penstock_common.errors import (
 )
 from penstock_common.explain.sentences import producer_hint, why_no_room
 from penstock_common.segments.folder import INLINE
-from penstock_common.server.aside import Aside
+from penstock_common.server.background_query import BackgroundQuery
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
@@ -233,7 +233,7 @@ class SharedReader:
         """Partition -> when it was first seen that its server has lost the epoch."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
         # the server of the first partition has the manifest
-        self._news = Aside[Manifest](is_elsewhere=0 not in self._numbers)
+        self._news = BackgroundQuery[Manifest](is_elsewhere=0 not in self._numbers)
 
     def _take(self, numbers: Sequence[int]) -> None:
         """Read these partitions from now on, on a new connection."""
@@ -328,12 +328,12 @@ class SharedReader:
         if self._pause.is_told:
             self._look_again()
         elif taken:
-            self._rests()
+            self._pauses()
         elif self._planner.ends_sweep and not self._asked:
             # every partition answered "nothing", to requests made after the manifest was read
             if self._manifest.is_ended and self._is_over():
                 return True
-            if not self._rests():
+            if not self._pauses():
                 self._look_again()
         return False
 
@@ -434,13 +434,13 @@ class SharedReader:
             return any(was_given_since(client, partition, self.epoch, group, seconds) for partition in partitions)
         return False
 
-    def _rests(self) -> bool:
+    def _pauses(self) -> bool:
         """Return whether the next request waits, so that it finds a few entries together while other members ask."""
         if self._asked or self._manifest.is_ended or len(self.claim.stream.partitions) > 1:
             return False
-        if not (rest_s := self._planner.rest_s(self.claim.heartbeat.members)):
+        if not (pause_s := self._planner.pause_s(self.claim.heartbeat.members)):
             return False
-        self._pause.begin(rest_s)
+        self._pause.begin(pause_s)
         return True
 
     def _ask(self) -> None:
@@ -755,9 +755,9 @@ class SharedReaders:
         receivers = SharedReceivers(
             claim, numbers, self._manifest, self._batch_size, self._pool, views=self._views
         )  # fmt: skip
-        inlet = self._queue if len(claim.stream.partitions) == 1 else self._queue.inlet()
+        queue_input = self._queue if len(claim.stream.partitions) == 1 else self._queue.new_input()
         reader = SharedReader(
-            claim, numbers, self._manifest, inlet, receivers, dead_letters, self._split_off, is_late=is_late
+            claim, numbers, self._manifest, queue_input, receivers, dead_letters, self._split_off, is_late=is_late
         )  # fmt: skip
         self._dead_letters.append(dead_letters)
         self._readers.append(reader)

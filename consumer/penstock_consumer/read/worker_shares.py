@@ -159,7 +159,7 @@ class WorkerShares:
         with hooks.counter.waiting_for("producers"):
             epoch = hooks.await_epoch(is_first=is_first)
         if epoch is None:
-            hooks.counter.rest()
+            hooks.counter.pause()
             return None
         hooks.counter.begin(epoch)
         last, _ = hooks.acknowledger.frontier()
@@ -206,5 +206,5 @@ class WorkerShares:
         hooks.member.passed(part.epoch)
         is_feed = hooks.runs_on(part.epoch)
         hooks.end_epoch(part.epoch, is_feed=is_feed)
-        hooks.counter.rest()
+        hooks.counter.pause()
         return is_feed

@@ -167,7 +167,7 @@ class Passes(Passing):
                     self._notify(f"{self._name()}: {counter.end()}")
                     return
         finally:
-            counter.rest()
+            counter.pause()
             queue.stop()
             join(thread, AT_ONCE_S)
 

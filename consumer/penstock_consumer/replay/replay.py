@@ -157,7 +157,7 @@ class Replay(Passes):
         """Release the epoch. Raises ServerUnavailable if the server is away for 2 s. Then the lease lapses."""
         if self._retained.is_let_go:
             return
-        self._client.hurry(LEAVE_S, CLOSE_SILENCE_S)
+        self._client.limit_patience(LEAVE_S, CLOSE_SILENCE_S)
         try:
             self._retained.let_go()
         finally:
@@ -171,7 +171,7 @@ class Replay(Passes):
         if kind is None:
             self.close()
             return
-        self._client.hurry(0, AT_ONCE_S)
+        self._client.limit_patience(0, AT_ONCE_S)
         with suppress(PenstockError):  # the lease expires anyway, and the other error matters
             self.close()
 

@@ -200,9 +200,9 @@ class Batch(dict[str, Any]):
             rows=self.rows,
             is_alone=self.is_alone,
             is_dropped=self.is_dropped,
-        ).padded()
+        ).filled_up()
 
-    def padded(self) -> Batch:
+    def filled_up(self) -> Batch:
         """Return the batch, filled up to `rows` rows."""
         size = self.size
         if self.rows > size:

@@ -73,7 +73,7 @@ class QueueStopped(Exception):
 
 
 class PrefetchQueue:
-    """The queue between one training loop and the thread that reads for it, or several (see `inlet`)."""
+    """The queue between one training loop and the thread that reads for it, or several (see `new_input`)."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class PrefetchQueue:
         self._when_less, self._clock = when_less, clock
         self.reader_times = ReaderTimes(clock)
         """The times of the first reader's thread, by cause."""
-        self._inlets: list[QueueInlet] = []
+        self._inputs: list[QueueInput] = []
         """The ends of several readers."""
         self.loop_waited = TimeSpent()
         """The seconds that the training loop waited here, by cause. The tuple is replaced as a whole."""
@@ -112,11 +112,11 @@ class PrefetchQueue:
         self._error: BaseException | None = None
         self._stopped = False
 
-    def inlet(self) -> QueueInlet:
+    def new_input(self) -> QueueInput:
         """Return an end of the queue for one of several readers. Others may follow until all readers have ended."""
         with self._lock:
-            self._inlets.append(QueueInlet(self, ReaderTimes(self._clock) if self._inlets else self.reader_times))
-            return self._inlets[-1]
+            self._inputs.append(QueueInput(self, ReaderTimes(self._clock) if self._inputs else self.reader_times))
+            return self._inputs[-1]
 
     # --- the reader's side ---
 
@@ -182,7 +182,7 @@ class PrefetchQueue:
         return not self._batches or self._bytes + pending_bytes < self._prefetch_limit.nbytes
 
     def _rest(self, pending_bytes: int, timeout_s: float, times: ReaderTimes) -> None:
-        times.rest()
+        times.pause()
         self._wait_for(lambda: self._stopped or self._has_space(pending_bytes), timeout_s)
         times.to("reader")
 
@@ -192,14 +192,14 @@ class PrefetchQueue:
             self._ended, self._error = True, error
             self._wake()
 
-    def inlet_changed(self) -> None:
+    def input_changed(self) -> None:
         """Take note of several readers: of their outages, of the first error of one, and of the end of all."""
         with self._lock:
-            self.tell_trouble("; ".join(dict.fromkeys(one.trouble for one in self._inlets if one.trouble)))
+            self.tell_trouble("; ".join(dict.fromkeys(one.trouble for one in self._inputs if one.trouble)))
             if self._ended:
                 return
-            self._error = next((one.error for one in self._inlets if one.error is not None), None)
-            self._ended = self._error is not None or all(one.is_over for one in self._inlets)
+            self._error = next((one.error for one in self._inputs if one.error is not None), None)
+            self._ended = self._error is not None or all(one.is_over for one in self._inputs)
             self._wake()
 
     @property
@@ -241,10 +241,10 @@ class PrefetchQueue:
 
     def _booked(self) -> tuple[TimeSpent, Cause]:
         """Return the times of the readers, and what they spend the present one on: their work, if one works."""
-        if len(self._inlets) < 2:  # the first has the times of this queue
+        if len(self._inputs) < 2:  # the first has the times of this queue
             return self.reader_times.spent, self.reader_times.doing
-        spent, busy = TimeSpent(), [one for one in self._inlets if not one.is_over]
-        for one in self._inlets:
+        spent, busy = TimeSpent(), [one for one in self._inputs if not one.is_over]
+        for one in self._inputs:
             spent = spent.and_(one.reader_times.spent)
         doing: tuple[Cause, ...] = tuple(one.reader_times.doing for one in busy)
         return spent, next((one for one in doing if one != "producers"), "producers")
@@ -274,7 +274,7 @@ class PrefetchQueue:
         return self._stopped
 
 
-class QueueInlet:
+class QueueInput:
     """The end of a prefetch queue that one of several readers has, in a thread of its own."""
 
     def __init__(self, queue: PrefetchQueue, reader_times: ReaderTimes) -> None:
@@ -299,7 +299,7 @@ class QueueInlet:
     def tell_trouble(self, trouble: str) -> None:
         """See `PrefetchQueue.tell_trouble`."""
         self.trouble = trouble
-        self._queue.inlet_changed()
+        self._queue.input_changed()
 
     def put(self, batch: Batch) -> None:
         """See `PrefetchQueue.put`."""
@@ -322,10 +322,10 @@ class QueueInlet:
     def end(self, error: BaseException | None = None) -> None:
         """Note that this reader brings no more batches. An error ends them all."""
         self.error, self.is_over = error, True
-        self._queue.inlet_changed()
+        self._queue.input_changed()
 
 
-ReaderQueue = PrefetchQueue | QueueInlet
+ReaderQueue = PrefetchQueue | QueueInput
 """The reader's side of a prefetch queue: the queue itself, or the end of it that one of several readers has."""
 
 

@@ -64,7 +64,7 @@ class Rebatch(Stage):
             return batch
         return Batch(
             batch.items(), batch.epoch, batch.spans, batch.position, rows=self._size, is_alone=batch.is_alone
-        ).padded()
+        ).filled_up()
 
     def _joined(self, parts: list[Batch]) -> Batch:
         if len(parts) == 1:

@@ -111,7 +111,7 @@ class ReaderTimes:
             self.spent = self.spent.plus(self.doing, now - self._since)
         self._since, self._doing, self._is_idle = now, doing, False
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Book the time until now, and book none until the next call of `to`. The thread waits for the trainer."""
         self.to("reader")
         self._is_idle = True
@@ -377,7 +377,7 @@ class StatsCounter:
                 self._last = _without(self._last, batch)
             self._past = _without(self._past, batch)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Note that the iteration has ended or was broken off."""
         phase, since, *_ = self._time
         self._go("off")
@@ -396,7 +396,7 @@ class StatsCounter:
                 self.ask()
         finally:
             self._outside = "training"
-            self.rest()
+            self.pause()
 
     def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the same batches, and count them on their way to the loop."""
@@ -407,7 +407,7 @@ class StatsCounter:
                 yield batch
                 self.ask()
         finally:
-            self.rest()
+            self.pause()
 
     @contextmanager
     def waiting_for(self, cause: Cause) -> Iterator[None]:

@@ -182,7 +182,7 @@ def _advice(report: AuditReport) -> Iterator[str]:
             f"to do: epoch {', '.join(lost)} is not what its trainers were given: produce it again as another epoch, "
             f"or train on with what is there; `penstock epochs abandon {name} EPOCH` lets it go, and the note with it"
         )
-    if report.torn:
+    if report.disagreements:
         yield (
             f"to do: `penstock trim {name}` makes the parts of the stream agree again, as every writer does within "
             "seconds; what was lost stays named"

@@ -130,7 +130,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     except ServerUnavailable as error:
         raise advise(error) from None
     finally:
-        dispatcher.hurry(0)
+        dispatcher.limit_patience(0)
         fleet.stop()
         if scale is not None:
             scale.close()

@@ -23,7 +23,7 @@ import {
   snapshotOf,
 } from "../stream/roster.js";
 import { type Notify, now, Outage } from "../waiting.js";
-import { Aside } from "./aside.js";
+import { BackgroundQuery } from "./backgroundQuery.js";
 import type { LoaderBatch } from "./batch.js";
 import { Lease, type LeaseSighting, type Leases, planReclaim } from "./leases.js";
 import { unlessAway } from "./sentences.js";
@@ -216,7 +216,7 @@ export class LeaseRenewer extends Heartbeat {
   #late = Number.NEGATIVE_INFINITY;
   #looked = now();
   #turn: Promise<unknown> = Promise.resolve();
-  readonly #looks: Aside<void>;
+  readonly #looks: BackgroundQuery<void>;
 
   constructor(
     server: Server,
@@ -230,7 +230,7 @@ export class LeaseRenewer extends Heartbeat {
     this.#leases = leases;
     this.#notify = notify;
     // the states of the epochs are in the first partition
-    this.#looks = new Aside(partitions[0] === who.stream.partitions[0] ? null : 0);
+    this.#looks = new BackgroundQuery(partitions[0] === who.stream.partitions[0] ? null : 0);
   }
 
   /** See `Heartbeat`. What was claimed in these partitions goes along. */

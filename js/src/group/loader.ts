@@ -17,7 +17,7 @@ import { absence, findStream, loadStream, requireSpec, type Stream } from "../st
 import { OUTAGE_MS, Outage, Wait } from "../waiting.js";
 import type { Spec } from "../wire/spec.js";
 import { Acknowledger } from "./acknowledger.js";
-import { Aside } from "./aside.js";
+import { BackgroundQuery } from "./backgroundQuery.js";
 import type { LoaderBatch } from "./batch.js";
 import {
   type Acknowledge,
@@ -298,7 +298,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const { run, heartbeat } = reading;
     if (run === null) return null; // closed meanwhile
     const wait = new Wait(notify, timeoutMs, silence);
-    const telling = new Aside<void>(POLL_MS);
+    const telling = new BackgroundQuery<void>(POLL_MS);
     for (;;) {
       const queued = await run.queue.get(POLL_MS, (batch) => reading.awaitLeases(batch, wait));
       heartbeat.raiseError();

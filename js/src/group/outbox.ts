@@ -3,7 +3,7 @@ import type { PartitionKeys } from "../stream/keys.js";
 import { ReplicaProbe } from "../stream/replicas.js";
 import { RunWatch } from "../stream/serverRuns.js";
 import type { Stream } from "../stream/stream.js";
-import { ELSEWHERE_MS, LATE, within } from "./aside.js";
+import { ELSEWHERE_MS, LATE, within } from "./backgroundQuery.js";
 
 /** Acknowledgements under way at once. Those that a crash of the server loses are delivered again. */
 const UNANSWERED = 8;

@@ -51,7 +51,7 @@ export class PrefetchQueue implements ReaderQueue {
   readonly #waiters = new Set<() => void>();
   #bytes = 0;
   /** The readers that have an end of the queue and bring more. */
-  #inlets = 0;
+  #inputs = 0;
   #isEnded = false;
   #isStopped = false;
   #error: Error | null = null;
@@ -74,11 +74,11 @@ export class PrefetchQueue implements ReaderQueue {
   }
 
   /** Return an end of the queue for one of several readers. The queue ends with the last of them. */
-  inlet(): ReaderQueue {
-    this.#inlets += 1;
-    return new QueueInlet(this, (error: Error | null) => {
-      this.#inlets -= 1;
-      if (!this.#isEnded && (error !== null || this.#inlets === 0)) this.end(error);
+  newInput(): ReaderQueue {
+    this.#inputs += 1;
+    return new QueueInput(this, (error: Error | null) => {
+      this.#inputs -= 1;
+      if (!this.#isEnded && (error !== null || this.#inputs === 0)) this.end(error);
     });
   }
 
@@ -179,7 +179,7 @@ export class PrefetchQueue implements ReaderQueue {
 }
 
 /** The end of a prefetch queue that one of several readers has. An error of one ends them all. */
-class QueueInlet implements ReaderQueue {
+class QueueInput implements ReaderQueue {
   readonly #queue: PrefetchQueue;
   readonly #ended: (error: Error | null) => void;
 

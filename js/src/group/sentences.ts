@@ -3,7 +3,7 @@ import { near } from "../near.js";
 import type { Server } from "../server/server.js";
 import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
-import { LATE, within } from "./aside.js";
+import { LATE, within } from "./backgroundQuery.js";
 
 // What a member says to its user, in the words of the Python consumer.
 

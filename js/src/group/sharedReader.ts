@@ -16,7 +16,7 @@ import { isGone, pendingMembers, wasGivenSince } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
 import { partitionOf, requireThere } from "../stream/stream.js";
 import { type Notify, now, OUTAGE_MS, Outage, seconds } from "../waiting.js";
-import { Aside, ELSEWHERE_MS, within } from "./aside.js";
+import { BackgroundQuery, ELSEWHERE_MS, within } from "./backgroundQuery.js";
 import { Assembler } from "./batch.js";
 import { CommitCheck } from "./committed.js";
 import { crashNotice, DeadLetters, type EpochKnowledge, isDone, notReadHere } from "./deadLetters.js";
@@ -96,7 +96,7 @@ export class SharedReaders {
 
   #reader(renewer: LeaseRenewer, deliveries: DeliveryCheck): SharedReader {
     const isAlone = this.#made.member.stream.partitions.length === 1;
-    const end = isAlone ? this.#queue : this.#queue.inlet();
+    const end = isAlone ? this.#queue : this.#queue.newInput();
     const others = (place: string) => this.#readers.some((one) => one !== reader && one.readsAt(place));
     const reader = new SharedReader(this.#made, renewer, deliveries, this.#manifest, end, this.#known, others);
     this.#readers.push(reader);
@@ -145,7 +145,7 @@ class SharedReader {
   readonly #queue: ReaderQueue;
   readonly #known: EpochKnowledge;
   readonly #others: (place: string) => boolean;
-  readonly #news: Aside<Manifest>;
+  readonly #news: BackgroundQuery<Manifest>;
   readonly #assembler: Assembler;
   readonly #deadLetters: DeadLetters;
   readonly #committed: CommitCheck;
@@ -185,7 +185,7 @@ class SharedReader {
     this.#planner = this.#planned();
     this.#outage = new Outage(notify, "reading");
     // the server of the first partition has the manifest
-    this.#news = new Aside(renewer.partitions[0] === member.begin ? null : ELSEWHERE_MS);
+    this.#news = new BackgroundQuery(renewer.partitions[0] === member.begin ? null : ELSEWHERE_MS);
   }
 
   /** Read to the end. Everything ends in the queue, errors too. */

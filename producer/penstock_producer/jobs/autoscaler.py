@@ -68,7 +68,7 @@ class Autoscaler:
 
     def close(self) -> None:
         """End the fleet's reports without waiting for a server."""
-        self._client.hurry(0.0, AT_ONCE_S)
+        self._client.limit_patience(0.0, AT_ONCE_S)
         for reporter in self._reporters.values():
             reporter.leave()
         self._client.close()

@@ -75,13 +75,13 @@ class JobReports:
             self.waits = self.waits or str(notes.get("waits", ""))
 
 
-def hurry(client: Client, patience_s: float) -> None:
+def limit_patience(client: Client, patience_s: float) -> None:
     """Ask the server once for a process that must end. If no answer comes, later requests wait hardly at all."""
-    client.hurry(patience_s, SILENCE_S)
+    client.limit_patience(patience_s, SILENCE_S)
     try:
         client.ping()
     except PenstockError:  # otherwise each further request would wait for it
-        client.hurry(0.0, AT_ONCE_S)
+        client.limit_patience(0.0, AT_ONCE_S)
 
 
 def worker_command(source: SourceConfig, block_transform: str | None, queue: str) -> str:
@@ -163,7 +163,7 @@ class Dispatcher:
         self._renew(lost)
         return len(lost)
 
-    def weed(self, tasks: Iterable[ShardTask]) -> None:
+    def remove_forged(self, tasks: Iterable[ShardTask]) -> None:
         """Remove queued jobs that pretend to be of these tasks' epochs, and queue changed ones again as planned."""
         planned = {task.job_id: task for task in tasks}
         epochs = list({(task.stream_id, task.manifest_id) for task in planned.values()})
@@ -294,9 +294,9 @@ class Dispatcher:
             pipe.delete(key)
             self._queue.asked(pipe.execute, self._notify)
 
-    def hurry(self, patience_s: float) -> None:
+    def limit_patience(self, patience_s: float) -> None:
         """Wait no longer than this for a server that is away or silent, from now on."""
-        hurry(self._client, patience_s)
+        limit_patience(self._client, patience_s)
 
     def _failed(self, job_ids: set[str]) -> Iterator[ShardJob]:
         failed = [job_id for job_id in self._queue.asked(self._queue.failed_ids, self._notify) if job_id in job_ids]

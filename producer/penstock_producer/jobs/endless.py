@@ -335,7 +335,7 @@ class _Feeder:
         except SpecMismatch as error:
             spec, key = self._writer.stream.spec, self._source.key(self._fed.items - 1)
             wider = None if self._source.batched or spec is None else self._watch.widen(spec, made, ())
-            self._quarantine(self._watch.saw_misfit(named(error, key, wider, is_batch=self._source.batched)))
+            self._quarantine(self._watch.saw_mismatch(named(error, key, wider, is_batch=self._source.batched)))
             return
         except BudgetFull:
             self._watch.saw_good(count)  # it was taken, and waits for quota

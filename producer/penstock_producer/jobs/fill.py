@@ -143,7 +143,7 @@ class FailureLimit:
         self.require_few(self.bad, self.samples)
         return str(error)
 
-    def saw_misfit(self, error: SpecMismatch, count: int = 1) -> str:
+    def saw_mismatch(self, error: SpecMismatch, count: int = 1) -> str:
         """Return the reason for a sample that does not fit the spec. Raises if the spec was not declared."""
         if not self.spec_is_declared:
             raise error
@@ -237,7 +237,7 @@ class EpochSeed:
         if self.sets_globals:
             seed_globals(self.seed, self.epoch, shard, offset)
 
-    def undrawn(self, shard: int, offset: int) -> np.random.Generator:
+    def no_generator(self, shard: int, offset: int) -> np.random.Generator:
         """Return None, whatever the type says, for a source that leaves its generator alone (`protocol.draws`)."""
         self.set_globals(shard, offset)
         return cast("np.random.Generator", None)
@@ -251,7 +251,7 @@ def fill_samples(
     Items below the writer's position are not read again.
     """
     done = writer.position
-    seeded = seed.of if draws(source) else seed.undrawn
+    seeded = seed.of if draws(source) else seed.no_generator
     rest = partial(_rest, source, items, shard, seed, watch)
     for offset, item in enumerate(items):
         if offset < done:
@@ -309,7 +309,7 @@ def put(
     try:
         writer.write(made)
     except SpecMismatch as error:
-        writer.quarantine(watch.saw_misfit(named(error, key, watch.widen(writer.spec, made, further(rest(offset))))))
+        writer.quarantine(watch.saw_mismatch(named(error, key, watch.widen(writer.spec, made, further(rest(offset))))))
         return
     except TooLarge as error:
         writer.quarantine(watch.saw_bad(_too_large(error, key, writer)))
@@ -355,7 +355,7 @@ def _write_rows(
         writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
     except (SampleError, SpecMismatch) as error:
         if isinstance(error, SpecMismatch):
-            reason = watch.saw_misfit(named(error, key, None, is_batch=True), count - skip)
+            reason = watch.saw_mismatch(named(error, key, None, is_batch=True), count - skip)
         else:
             reason = watch.saw_bad(error, count - skip)
         for _ in range(count - skip):
@@ -410,7 +410,7 @@ class ItemFiller:
                 key, wider = self._source.key(position), None
                 if not self._source.batched and self._writer is not None:
                     wider = self._watch.widen(self._writer.spec, made, self._further(walk, seed))
-                self._quarantine(self._watch.saw_misfit(named(error, key, wider, is_batch=self._source.batched)))
+                self._quarantine(self._watch.saw_mismatch(named(error, key, wider, is_batch=self._source.batched)))
             except TooLarge as error:
                 key = self._source.key(position)
                 if self._source.batched or self._writer is None:

@@ -49,7 +49,7 @@ from penstock_common.stream.streams import (
 from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr, told_if_long
 from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.allowlist import PlannedTasks
-from penstock_producer.jobs.dispatch import Dispatcher, hurry
+from penstock_producer.jobs.dispatch import Dispatcher, limit_patience
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, FailureLimit, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
@@ -373,8 +373,8 @@ class Production:
             self.close()
             return
         patience_s = 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
-        self._dispatcher.hurry(patience_s)
-        hurry(self._client, patience_s)
+        self._dispatcher.limit_patience(patience_s)
+        limit_patience(self._client, patience_s)
         with suppress(PenstockError):  # the first reason is the one to report
             self.close()
 
@@ -535,7 +535,7 @@ class Production:
     def _check_failures(self, progress: ProductionProgress) -> None:
         planned = [task for run in self._in_work() for task in run.tasks]
         if self._planned_tasks.has_met_others():
-            self._dispatcher.weed(planned)
+            self._dispatcher.remove_forged(planned)
         # a failed run of a complete shard does no harm: its worker died before it could report
         failed = self._dispatcher.failure(planned)
         if failed:

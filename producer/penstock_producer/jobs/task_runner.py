@@ -474,7 +474,7 @@ class MeteredTaskRunner(TaskRunner):
         self.meter.enter(ROOM)
         return super()._should_yield()
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Note that there is no job."""
         self._waiting.end()
         if self._stream is not None:

@@ -67,7 +67,7 @@ class FileSightings:
         return [file for file, since in self._since.items() if not file.size and now_s - since >= after_s]
 
 
-def refuse_misfits(plan: ProductionPlan, stream: Stream, spec: Spec) -> None:
+def require_fitting_size(plan: ProductionPlan, stream: Stream, spec: Spec) -> None:
     """Raise StreamConflict if no image could fit the stream's spec.
 
     Each file would be taken, and be a bad sample for good. Only what the options fix is compared. A transform may
@@ -169,7 +169,7 @@ class FolderWatch:
             self._client: Client = connect(options.url, bears_outages=notify)
             self._stream = self._open_stream()
             if self._stream.spec is not None:
-                refuse_misfits(plan, self._stream, self._stream.spec)
+                require_fitting_size(plan, self._stream, self._stream.spec)
             self._watched = load_watched(self._client, self._stream)
         except BaseException:
             self._fleet.stop()
@@ -344,7 +344,7 @@ class FolderWatch:
 
     def close(self) -> None:
         """End the workers. What is committed stays; the same command continues from there."""
-        self._dispatcher.hurry(0)
+        self._dispatcher.limit_patience(0)
         self._fleet.stop()
         self._dispatcher.close()
         self._client.close()

@@ -127,7 +127,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None, w
         )  # fmt: skip
         set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _notifier(options)), options.queue)
-        worker = ShardWorker(queue, options, stopping, runner.rest, own)
+        worker = ShardWorker(queue, options, stopping, runner.idle, own)
         if options.owner:
             # after the grace it waits for a server that most likely ended with its owner; what is committed stays
             end_with_owner(options.owner, 2 * STOP_GRACE_S, EXIT_LOST)

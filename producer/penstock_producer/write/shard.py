@@ -92,7 +92,7 @@ class ShardWriter:
         """Whether a thread is inside `write` or `write_batch`, or the last call ended by an error."""
         self._is_broken_off = False
         """Whether the last call ended by an error."""
-        self._is_torn = False
+        self._is_interrupted = False
         """Whether a block is being completed. If it stays so, Ctrl-C came in the middle of that."""
         self.has_failed = False
         """Whether an error ended the last flush, or one is under way."""
@@ -244,19 +244,19 @@ class ShardWriter:
         """
         require_own(self._owner)
         self.has_failed = True
-        if self._is_torn:
+        if self._is_interrupted:
             raise PenstockError(
                 f"shard {self._shard} was interrupted, as by Ctrl-C, while it completed a block, so samples may be "
                 f"lost: offsets below {self.committed} are committed; end this writer, and go on from there with "
                 "another"
             )
         if self.position > self._first:
-            self._is_torn = True
+            self._is_interrupted = True
             block = self._builder.finish(self._first, list(self._bad))
             bad, self._bad, self._first = self._bad, {}, block.end
             self.bytes_written += block.nbytes
             self._uncommitted.append((block, bad))
-            self._is_torn = False
+            self._is_interrupted = False
         self.is_over = self._first >= self._limit
         self._builder.allow(0)
         while self._uncommitted:

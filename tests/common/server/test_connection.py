@@ -402,7 +402,7 @@ class TestOpenChannel:
                 open_channel(client)
 
 
-@pytest.mark.parametrize("end", [lambda client: client.close(), lambda client: client.hurry(0.0, 1.0)])
+@pytest.mark.parametrize("end", [lambda client: client.close(), lambda client: client.limit_patience(0.0, 1.0)])
 def test_a_connection_that_a_thread_gives_back_after_its_client_ended_is_closed(
     any_url: str, any_client: redis.Redis, end: Callable[[Any], None]
 ) -> None:

@@ -51,7 +51,7 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
             numbers = [epoch if lost else _existing(client, found, epoch)]
     except DamagedKey as error:
         return AuditReport(name, [], released, damage=[str(error)])
-    report = AuditReport(name, [], released, torn=_torn(client, found, epoch))
+    report = AuditReport(name, [], released, disagreements=_disagreements(client, found, epoch))
     for number in numbers:
         try:
             audit = _audit_epoch(client, found, number, deep)
@@ -71,7 +71,7 @@ def find_missing_ranges(client: Client, stream: Stream, epoch: int, *, deep: boo
     return audits[0].missing if audits else []
 
 
-def _torn(client: Client, stream: Stream, epoch: int | None) -> list[str]:
+def _disagreements(client: Client, stream: Stream, epoch: int | None) -> list[str]:
     """Return what a reconciliation would repair, without what the audit of an epoch names, or what a job will do."""
     try:
         plan = plan_settled(client, stream)

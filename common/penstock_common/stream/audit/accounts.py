@@ -163,7 +163,7 @@ class AuditReport:
     """Ranges of epochs that were acknowledged and released, and can no longer be audited. Empty if there are none."""
     damage: list[str] = field(default_factory=list)
     """Keys of the stream itself that another program wrote. What they should say of epochs was not audited."""
-    torn: list[str] = field(default_factory=list)
+    disagreements: list[str] = field(default_factory=list)
     """The disagreements of the stream's slot and its partitions, after the server of one of them came back older."""
     deletion: str = ""
     """The words for a deletion that did not end, or ''. What it left was not audited."""
@@ -214,14 +214,14 @@ class AuditReport:
         return [
             *filter(None, [self.deletion]),
             *self.damage,
-            *self.torn,
+            *self.disagreements,
             *(f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings),
         ]
 
     @property
     def is_clean(self) -> bool:
         """True if nothing is lost, duplicated or unexplained. Pending and unread samples are still to come."""
-        return not (self.deletion or self.damage or self.torn) and all(epoch.is_clean for epoch in self.epochs)
+        return not (self.deletion or self.damage or self.disagreements) and all(epoch.is_clean for epoch in self.epochs)
 
     @property
     def verdict(self) -> str:

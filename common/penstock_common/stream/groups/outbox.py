@@ -136,7 +136,7 @@ class Outboxes:
         for box in self._boxes:
             box.forget()
 
-    def hurry(self, patience_s: float) -> None:
+    def limit_patience(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on.
 
         A server that answers, and owes the answer to an acknowledgement, was away a moment ago. It has `LEAVE_S`.
@@ -145,7 +145,7 @@ class Outboxes:
         for box, numbers in zip(self._boxes, self._servers, strict=True):
             roster = self._who.stream.partitions[numbers[0]].roster
             is_back = patience_s < LEAVE_S and not box.is_empty and self._answers(roster)
-            box.hurry(LEAVE_S if is_back else patience_s)
+            box.limit_patience(LEAVE_S if is_back else patience_s)
 
     def _split(self) -> None:
         """Give partitions that moved to other servers outboxes of their own."""
@@ -308,10 +308,10 @@ class Outbox:
         self._answered.extend(sent)
         self._scripts |= dict.fromkeys(scripts, False)
 
-    def hurry(self, patience_s: float) -> None:
+    def limit_patience(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
         self._outage.forget()  # an outage that lasts already would leave no time
-        self._outage.hurry(patience_s)
+        self._outage.limit_patience(patience_s)
 
     def close(self) -> None:
         """Close the connection."""
@@ -502,10 +502,10 @@ class OutboxThread:
         if not is_over:
             raise ServerUnavailable("a server has not answered all acknowledgements yet, and nobody waits any longer")
 
-    def hurry(self, patience_s: float) -> None:
+    def limit_patience(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on. Wait as long for an answer."""
         self._limit_s = patience_s + SHORTEST_S
-        self._outbox.hurry(patience_s)
+        self._outbox.limit_patience(patience_s)
 
     def close(self) -> None:
         """End the thread soon, and close the connection."""

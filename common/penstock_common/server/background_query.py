@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Aside(Generic[Answer]):
+class BackgroundQuery(Generic[Answer]):
     """A question that one thread asks again and again, one at a time.
 
     It is asked in that thread itself if its server is the one that the thread waits for anyway.
@@ -30,7 +30,7 @@ class Aside(Generic[Answer]):
         if not self._is_elsewhere:
             return question()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(question,), name="penstock-aside", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(question,), name="penstock-query", daemon=True)
             self._thread.start()
         self._thread.join(patience_s)
         if self._thread.is_alive():

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 export const ELSEWHERE_MS = 200;
 
 /** A question that is asked again and again, one at a time. A server that is silent does not hold up who asks. */
-export class Aside<T> {
+export class BackgroundQuery<T> {
   readonly #patienceMs: number | null;
   #asking: Promise<T> | null = null;
 
