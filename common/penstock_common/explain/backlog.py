@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +69,19 @@ class ShardLog:
         Ids of a shard rise with its offsets.
         """
         return bisect_right(self.ids, given)
+
+    def before(self, entries: Sequence[EntryId]) -> int:
+        """Return the index of the first record of these entries, or that of the first one behind them."""
+        return bisect_left(self.ids, entries[0])
+
+    def forgot(self, returned: Mapping[str, Sequence[EntryId]]) -> bool:
+        """Return whether records were forgotten that may be of the entries that groups got back."""
+        return any(entries[0] <= self.floor for entries in returned.values())
+
+    def samples_of(self, entries: Iterable[EntryId]) -> int:
+        """Return the samples of those of the entries that are of this shard."""
+        wanted = set(entries)
+        return sum(count for each, count in zip(self.ids, self.samples, strict=True) if each in wanted) if wanted else 0
 
     def after_offset(self, offset: int) -> int:
         """Return the index of the first record that an ordered group is not done with."""

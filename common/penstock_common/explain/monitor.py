@@ -24,7 +24,7 @@ from penstock_common.stream.groups.positions import Positions, known_positions, 
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster
 from penstock_common.stream.index import due_shards, read_backward, read_forward
-from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.keys import RELEASED, PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.reported_rates import load_reported_rates
 from penstock_common.stream.servers.suitability import combined_memory
@@ -32,6 +32,8 @@ from penstock_common.stream.streams import Stream, load_stream, read_counters
 
 PENDING_SEEN: Final = 100
 """The pending entries of a key and group that are asked how often they were given out."""
+RETURNED_SEEN: Final = 1000
+"""The returned entries of a key and group that do not count as read. A member returns what it had read ahead."""
 
 
 @dataclass(slots=True)
@@ -219,18 +221,19 @@ class StreamMonitor:
         if epoch.is_finished and not reading:
             return
         given = self._look_at_counts(stream, number, epoch, list(readers))
+        returned = self._returned(stream, number, given, reading)
         had_ended = not reading and epoch.manifest.is_ended and not epoch.is_new and not epoch.logs
         if epoch.finish(is_finished=had_ended):
             return  # everything had ended before the first snapshot
         lasts = dict(zip(stream.partitions, given, strict=True))
         ranks = {name: self._ranks(stream, number, name, rosters, sums[name]) for name in _ordered(reading, rosters)}
-        begun = self._read(
-            stream, number, epoch, {p.number: _floor(at, reading) for p, at in lasts.items()}, bool(ranks)
-        )
+        floors = {p.number: _floor(at, reading, returned[p.number]) for p, at in lasts.items()}
+        begun = self._read(stream, number, epoch, floors, bool(ranks))
         read = dict.fromkeys(readers, 0)
         for shard, log in epoch.logs.items():
-            at = lasts[stream.partition_of(shard)]
-            if any(_position(log, at, ranks, shard, name) is None for name in reading):
+            partition = stream.partition_of(shard)
+            at, back = lasts[partition], returned[partition.number]
+            if any(_position(log, at, ranks, shard, name) is None for name in reading) or log.forgot(back):
                 self._reread(stream, number, shard, log)
             positions = {name: _position(log, at, ranks, shard, name) or 0 for name in reading}
             for name in readers:
@@ -240,10 +243,10 @@ class StreamMonitor:
                 elif name in positions:
                     now = log.behind(positions[name])
                 self._count_given(epoch, name, shard, now, begun.get(shard))
-                read[name] += log.end - now.samples
+                read[name] += log.end - now.samples - log.samples_of(back.get(name, ()))
                 if name in positions:
                     sums[name].add_unread(now)
-            log.forget(min(positions.values(), default=len(log.ids)))
+            log.forget(min([*positions.values(), *map(log.before, back.values())], default=len(log.ids)))
         epoch.note_read(read)
         self._look_at_pending(lasts, number, reading, sums)
         is_read = all(log.end >= epoch.manifest.shard_size(shard) for shard, log in epoch.logs.items())
@@ -269,6 +272,26 @@ class StreamMonitor:
         for part in parts:
             groups = [] if isinstance(part[0], Refused) else part[0]  # released since
             found.append({one["name"].decode(): parse_id(one["last-delivered-id"]) for one in groups})
+        return found
+
+    def _returned(
+        self, stream: Stream, number: int, given: list[dict[str, EntryId]], reading: list[str]
+    ) -> dict[int, dict[str, list[EntryId]]]:
+        """Return for each partition group -> the first entries that its members returned as they left."""
+        asked = [
+            (partition, name)
+            for partition, at in zip(stream.partitions, given, strict=True)
+            for name in reading
+            if name in at
+        ]
+        with self._client.pipeline(transaction=False) as pipe:
+            for partition, name in asked:
+                pipe.xpending_range(partition.entries(number), name, "-", "+", RETURNED_SEEN, RELEASED)
+            replies = pipe.execute(raise_on_error=False)
+        found: dict[int, dict[str, list[EntryId]]] = {partition.number: {} for partition in stream.partitions}
+        for (partition, name), reply in zip(asked, replies, strict=True):
+            if reply and not isinstance(reply, Refused):
+                found[partition.number][name] = [parse_id(one["message_id"]) for one in reply]
         return found
 
     def _due(self, stream: Stream, epoch: _Epoch) -> list[int]:
@@ -400,9 +423,10 @@ def _lost(name: str, rosters: list[Roster]) -> tuple[int, int] | None:
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
-def _floor(at: Mapping[str, EntryId], reading: list[str]) -> EntryId | None:
-    """Return the entry that every reading group was given, or None if no group reads."""
-    return min((at.get(name, NOTHING) for name in reading), default=None)
+def _floor(at: Mapping[str, EntryId], reading: list[str], returned: Mapping[str, list[EntryId]]) -> EntryId | None:
+    """Return the entry up to which every reading group was given all, or None if no group reads."""
+    below = [(ids[0][0], ids[0][1] - 1) for ids in returned.values()]
+    return min([*(at.get(name, NOTHING) for name in reading), *below], default=None)
 
 
 def _ordered(reading: list[str], rosters: list[Roster]) -> list[str]:

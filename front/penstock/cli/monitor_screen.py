@@ -178,13 +178,13 @@ def _members(groups: list[dict[str, Any]], is_slim: bool) -> TextTable:
     rows: list[Sequence[object]] = []
     for group in groups:
         for member in group["members"]:
-            handed_back = member["name"].startswith("~")
-            if handed_back and not member["pending_entries"]:
+            is_returned = member["name"].startswith("~")
+            if is_returned and not member["pending_entries"]:
                 continue
-            seen = "" if handed_back else "gone" if member["seen_s"] is None else f"{member['seen_s']:.0f} s"
+            seen = "" if is_returned else "gone" if member["seen_s"] is None else f"{member['seen_s']:.0f} s"
             waits = "" if member["waits"] is None else f"{100 * member['waits']:.0f}%"
             rows.append((
-                group["name"], "(handed back)" if handed_back else member["name"], seen, member["pending_entries"],
+                group["name"], "(returned)" if is_returned else member["name"], seen, member["pending_entries"],
                 "" if member["rate"] is None else rate(member["rate"]), waits,
                 ("silent" if member["is_silent"] else "", "red"),
             ))  # fmt: skip

@@ -445,6 +445,10 @@ def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
 def _done(now: StreamSituation) -> Bottleneck | None:
     if not now.is_all_made or any(each.lag_samples or each.pending for each in now.trainers if each.holds):
         return None
+    left = sum(each.pending for each in now.trainers)
+    if left:
+        what = f"every planned epoch is made, and groups that left did not acknowledge {_entries(left)}"
+        return Bottleneck("done", f"{what}{_losses(now)}")
     return Bottleneck("done", f"every planned epoch is made and read{_losses(now)}")
 
 

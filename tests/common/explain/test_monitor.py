@@ -92,8 +92,8 @@ def agrees(snapshot: StreamSnapshot, client: Client) -> None:
     """Compare what a monitor has added up with a count of everything."""
     fresh = StreamMonitor(client, "train").snapshot()
     assert snapshot.held_bytes == fresh.held_bytes
-    seen = [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in snapshot.epochs]
-    assert seen == [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in fresh.epochs]
+    seen = [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes, e.read) for e in snapshot.epochs]
+    assert seen == [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes, e.read) for e in fresh.epochs]
     for one in (snapshot, fresh):
         mine = [(g.name, g.lag_entries, g.lag_samples, g.pending_entries, g.dead_letters) for g in one.groups]
         assert mine == counted(client)
@@ -128,7 +128,7 @@ def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer:
             take(url, "resnet", 2)
             snapshot = both_agree()
             unread = snapshot.groups[0].lag_samples
-            assert snapshot.epochs[0].read == {"resnet": 20 - unread}
+            assert snapshot.epochs[0].read == {"resnet": 10}  # two batches of 4, and 2 bad samples
             write(epoch, 2, 10)
             take(url, "late", 1)  # it has not read the forgotten records
             both_agree()
@@ -147,6 +147,26 @@ def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer:
         late = next(group for group in snapshot.groups if group.name == "late")
         assert late.lag_samples > 5
         assert 0 < late.lag_s < 60
+
+
+def test_what_a_member_returned_is_not_read(url: str, writer: penstock.Writer, client: redis.Redis) -> None:
+    """A trial that is pruned after its first batch had read ahead. Its epoch showed as read by 100 %."""
+    monitor = StreamMonitor(client, "train")
+    with writer.epoch(sizes=[30, 10]) as epoch:
+        write(epoch, 0, 30)
+        write(epoch, 1, 10)
+    monitor.snapshot()
+    take(url, "trial", 1, prefetch_bytes=1_000_000)
+    for _ in range(2):
+        snapshot = monitor.snapshot()
+        agrees(snapshot, client)
+        assert (snapshot.epochs[0].read, snapshot.groups[0].lag_samples) == ({"trial": 4}, 0)
+    take(url, "trial", 3)
+    agrees(monitor.snapshot(), client)
+    take(url, "trial", 100)
+    snapshot = monitor.snapshot()
+    agrees(snapshot, client)
+    assert snapshot.epochs[0].read == {"trial": 40}
 
 
 def test_a_look_moves_no_payload_and_costs_next_to_nothing(

@@ -155,6 +155,16 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "every planned epoch is made and read",
         ),
         (
+            replace(
+                NOW,
+                is_all_made=True,
+                is_making=False,
+                trainers=(replace(BUSY, live=0, waits=None, lag_samples=0, pending=31, holds=False),),
+            ),
+            "done",
+            "every planned epoch is made, and groups that left did not acknowledge 31 entries",
+        ),
+        (
             # epochs that a group has read are kept as long as there is space: they lie ready for nobody
             replace(
                 NOW,
