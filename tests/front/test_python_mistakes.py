@@ -184,6 +184,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: replay(shuffle=True), ValueError, "shuffle is True, expected a seed, 0 or more"),
     # wrong specs and samples
     (lambda: Spec.of(["x", "y"]), BadSpec, 'one looks like {"x": ("uint8", (224, 224, 3))'),  # type: ignore[arg-type]
+    (lambda: Spec.of({"x": ("f4", (4,))}), BadSpec, "bfloat16, bytes; write 'float32'"),
     (lambda: Spec.of({"x": ("float23", (4,))}), BadSpec, "dtype 'float23' cannot travel; one of bool, int8"),
     (lambda: Spec.infer([1, 2, 3]), TypeError, "a sample is a list, expected a dict of tensors by name: {'x': ..."),  # type: ignore[arg-type]
     (lambda: Spec.infer({}), BadSpec, "a sample has 1 to 256 tensors of different names, as in {'x': ..., 'y': ...}"),

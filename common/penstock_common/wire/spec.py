@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -200,6 +201,14 @@ def flattened(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def _named_by_numpy(dtype: str) -> str:
+    """Return the name of a dtype that numpy knows by other words too, such as 'f4', or '' if it cannot travel."""
+    with suppress(TypeError, ValueError):
+        name = np.dtype(dtype).name if dtype else ""
+        return name if name in NAMES else ""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a sample."""
@@ -222,7 +231,9 @@ class TensorSpec:
                 f"first a letter, digit or '_'); {META!r} and names ending in {SHAPES_SUFFIX!r} are reserved"
             )
         if self.dtype not in NAMES:
-            raise BadSpec(f"tensor {name!r}: dtype {self.dtype!r:.40} cannot travel; one of {', '.join(NAMES)}")
+            meant = _named_by_numpy(self.dtype)
+            hint = f"; write {meant!r}" if meant else ""
+            raise BadSpec(f"tensor {name!r}: dtype {self.dtype!r:.40} cannot travel; one of {', '.join(NAMES)}{hint}")
         if len(shape) > MAX_NDIM or any(d is not None and (type(d) is not int or d < 0) for d in shape):
             raise BadSpec(
                 f"tensor {name!r}: shape {shape!r:.200} needs at most {MAX_NDIM} sizes, each None or an integer >= 0"
