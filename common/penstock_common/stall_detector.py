@@ -39,6 +39,10 @@ SUSPECT_S = 1.5
 """An answer that takes longer is late, because no request waits at the server for more than 1 s."""
 TICK_S = 0.25
 """The time between two checks of the open requests."""
+PAUSE_S = 0.5
+"""A sleep that lasts longer than planned by this much was a pause of the whole process."""
+LONGEST_S = SILENCE_S - SUSPECT_S
+"""The longest sleep of the thread, so that a pause is seen before a request in it counts as a silence."""
 FORGET_S = 5.0
 """A silence is over when no request was sent for this long."""
 SHORTEST_S = 0.02
@@ -47,7 +51,7 @@ SHORTEST_S = 0.02
 class PendingRequest:
     """One connection's wait for an answer of its server. `begin` and `end` may be repeated, by one thread at a time."""
 
-    __slots__ = ("_clock", "_dog", "_heard", "_is_answered", "began_s", "marks", "notify", "where")
+    __slots__ = ("_clock", "_dog", "_heard", "_is_answered", "_paused_s", "began_s", "marks", "notify", "where")
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class PendingRequest:
         self.where, self.notify = where, notify
         self._heard, self._dog = heard, dog or STALL_DETECTOR
         self._clock, self.marks = self._dog.clock, self._dog.asked
-        self.began_s, self._is_answered = 0.0, False
+        self.began_s, self._paused_s, self._is_answered = 0.0, 0.0, False
 
     def begin(self) -> None:
         """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`.
@@ -72,7 +76,7 @@ class PendingRequest:
         Before `end` the ``finally`` calls ``marks.discard`` itself: Ctrl-C may come as `end` begins, and a mark that
         stays reports a silence until the process ends. It never comes between ``finally`` and a method of a set.
         """
-        self.began_s = self._clock()
+        self.began_s, self._paused_s = self._clock(), 0.0
         self.marks.add(self)
         if self._dog.thread is None:
             self._dog.start()
@@ -100,8 +104,12 @@ class PendingRequest:
             self.end()
 
     def silent_s(self, now: float) -> float:
-        """Return for how many seconds no byte has come."""
-        return now - max(self.began_s, self._heard())
+        """Return for how many seconds no byte has come while this process ran."""
+        return now - max(self.began_s, self._heard()) - self._paused_s
+
+    def pause(self, seconds: float) -> None:
+        """Note that this process did not run for so long, and could not take an answer."""
+        self._paused_s += seconds
 
 
 @dataclass(slots=True)
@@ -192,10 +200,10 @@ class StallDetector:
 
     def _run(self) -> None:
         me = threading.current_thread()
-        time.sleep(SILENCE_S)  # nothing can be late before, and most requests that began by now have ended
+        self._sleep(SILENCE_S)  # nothing can be late before, and most requests that began by now have ended
         while True:
             while (pause_s := self.look()) is not None:
-                time.sleep(pause_s)
+                self._sleep(pause_s)
             self.thread = None
             if not self.asked:  # a request that begins from here on starts another thread
                 return
@@ -203,6 +211,20 @@ class StallDetector:
                 if self.thread is not None:
                     return
                 self.thread = me
+
+    def _sleep(self, seconds: float) -> None:
+        while seconds > 0:
+            began_s, step_s = self.clock(), min(seconds, LONGEST_S)
+            time.sleep(step_s)
+            self.note_pause(self.clock() - began_s - step_s)
+            seconds -= step_s
+
+    def note_pause(self, seconds: float) -> None:
+        """Note that the thread slept so much longer than it meant to: the process was stopped, or held up."""
+        if seconds > PAUSE_S:
+            for request in self.asked.copy():
+                if request.began_s < self.clock() - seconds:
+                    request.pause(seconds)
 
     def look(self) -> float | None:
         """Report what is due. Returns the seconds until the next check, or None if no request is under way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -17,7 +18,11 @@ from penstock_common.server.connection import open_channel
 from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest, StallDetector
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait
+from penstock_consumer.read.loader import Loader
+from penstock_producer.write.writer import Writer
+from tests.contracts.processes import child
 from tests.interruption import Interruption
 from tests.journeys.trouble import stopped
 
@@ -133,6 +138,36 @@ def test_bytes_that_come_are_no_silence() -> None:
         heard[0] = dog.now
         assert dog.passes(0.2) == []
     assert len(dog.passes(3)) == 1
+
+
+def test_a_pause_of_the_process_is_no_silence_of_the_server() -> None:
+    """After SIGSTOP, or in a frozen container, the answer may lie in the socket already."""
+    dog = Dog()
+    dog.request()
+    dog.now += 30.0
+    dog.note_pause(29.9)
+    assert not dog.passes(2.0)
+    assert [line[:18] for line in dog.passes(1.0)] == ["waiting: no answer"], "the server is silent beyond the pause"
+
+
+def waiting_for_an_epoch(url: str) -> None:
+    """Wait for an epoch that nobody makes, and print what is said."""
+    tuning = Tuning(notify=lambda line: print(line, flush=True))
+    with Loader("train", group="g", batch_size=4, url=url, tuning=tuning) as loader:
+        next(iter(loader))
+
+
+def test_a_trainer_that_was_stopped_does_not_blame_the_server(any_url: str) -> None:
+    """An operator would look at the server, which answered in time."""
+    with Writer("train", url=any_url, spec={"x": ("int32", ())}), child(waiting_for_an_epoch, any_url) as trainer:
+        assert trainer.line().startswith("waiting: ")
+        for _ in range(3):
+            trainer.process.send_signal(signal.SIGSTOP)
+            time.sleep(4)
+            trainer.process.send_signal(signal.SIGCONT)
+            time.sleep(1)
+        trainer.process.send_signal(signal.SIGINT)
+        assert not [line for line in trainer.finish() if "answer" in line]
 
 
 def test_a_listener_that_fails_costs_nobody_else_the_word() -> None:
