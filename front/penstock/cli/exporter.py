@@ -217,6 +217,7 @@ def look(
         except PartitionsAway:
             return None
 
+    streams.begin(client.where)
     try:
         looks.look()
         found, damaged = look_at_each(names(), snapshot)

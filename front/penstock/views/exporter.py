@@ -13,6 +13,7 @@ from penstock.views.monitor import hosts, silent_hosts, waits
 from penstock_common.explain.queues import QueueSnapshot
 from penstock_common.explain.snapshot import GroupSnapshot, ServerSnapshot, StreamSnapshot
 from penstock_common.extras import needed
+from penstock_common.stall_detector import SILENCE_S, STALL_DETECTOR
 from penstock_common.stream.groups.roster import WHYS
 from penstock_producer.jobs.autoscaler import load_of, shown
 
@@ -209,10 +210,15 @@ class StreamMetrics(Collector):
         self.snapshots: Mapping[str, StreamSnapshot] = {}
         """The snapshots, replaced as a whole after each round, and empty while the server is away."""
         self.is_up = False
+        self._asked = ""
         self.servers: Sequence[ServerSnapshot] = ()
         """The servers of the streams at the last round."""
         self.queues: QueueSnapshot | None = None
         """The queue's server, replaced at each look, or None while it is away."""
+
+    def begin(self, where: str) -> None:
+        """Note that the server at this address is asked for a round of snapshots."""
+        self._asked = where
 
     def take(self, snapshots: Mapping[str, StreamSnapshot] | None, servers: Sequence[ServerSnapshot] = ()) -> None:
         """Take a round of snapshots by stream, or None while the server is away, and of the servers."""
@@ -224,11 +230,13 @@ class StreamMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
-        snapshots = list(self.snapshots.values())
-        yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=float(self.is_up))
+        is_silent = STALL_DETECTOR.silent_s(self._asked) > SILENCE_S
+        snapshots = [] if is_silent else list(self.snapshots.values())
+        is_up = float(self.is_up and not is_silent)
+        yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=is_up)
         if self._has_queue:
             yield from queue_metrics(self.queues)
-        yield from node_metrics(self.servers)
+        yield from node_metrics(() if is_silent else self.servers)
         if snapshots:
             memory = snapshots[0].memory
             yield GaugeMetricFamily("penstock_server_used_bytes", "The server's memory.", value=memory.used_bytes)

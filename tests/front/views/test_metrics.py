@@ -30,6 +30,7 @@ from penstock.views.exporter import NODE_TABLE, QUEUE_TABLE, TABLE
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from tests.contracts.processes import child
+from tests.journeys.trouble import stopped
 
 ROOT = Path(penstock.__file__).parents[2]
 MONITORING = ROOT / "docker" / "monitoring"
@@ -116,6 +117,21 @@ def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Cal
         assert {name for name, _ in found} == {"penstock_up", "penstock_queue_up"}
         ran.send_signal(signal.SIGTERM)
         assert (ran.wait(timeout=30), ran.stderr.read() if ran.stderr else "") == (0, "")
+
+
+def test_a_silent_server_is_down_within_seconds(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """Dashboards showed its last numbers for half a minute, as if they were new."""
+    server = fresh_server()
+    with penstock.Writer("train", url=server.url, spec={"x": ("uint8", (1000,))}) as writer:
+        write(writer, 3)
+    with exporting("--url", server.url) as (_, where):
+        assert scraped(where)[of("penstock_up")] == 1
+        with stopped(server):
+            began_s = time.monotonic()
+            found = until(where, lambda now: now[of("penstock_up")] == 0)
+            assert time.monotonic() - began_s < 15
+            assert of("penstock_stream_held_bytes", stream="train") not in found
+        until(where, lambda now: now[of("penstock_up")] == 1)
 
 
 def test_the_queues_server_is_counted_and_may_go_away_alone(
