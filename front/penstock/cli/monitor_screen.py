@@ -27,7 +27,7 @@ are left out.
 """
 EPOCHS_SHOWN = 6
 GOOD = ("balanced", "done")
-BAD = ("deletion", "writes refused", "memory", "folder", "dead member", "absent group", "unacknowledged")
+BAD = ("deletion", "writes refused", "memory", "folder", "dead member", "open epoch", "absent group", "unacknowledged")
 NO_STREAMS = "no streams yet: start a producer (`penstock produce`, or penstock.Writer)"
 
 Records = list[dict[str, Any]]

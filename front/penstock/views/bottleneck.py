@@ -34,9 +34,9 @@ ALLOWED = "--allow MODULE --root DIR"
 """The options without which a worker starts only on its user's own server. Their values are not known here."""
 
 Cause = Literal[
-    "deletion", "writes refused", "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group",
-    "trainers", "reading", "no workers", "jobs", "producers", "nothing made", "no trainers", "balanced", "done",
-    "unknown",
+    "deletion", "writes refused", "memory", "folder", "dead member", "open epoch", "absent group", "unacknowledged",
+    "slow group", "trainers", "reading", "no workers", "jobs", "producers", "nothing made", "no trainers",
+    "balanced", "done", "unknown",
 ]  # fmt: skip
 
 
@@ -64,6 +64,8 @@ class GroupSituation:
     """(member, seconds since it was seen, entries it holds) of members that are dead, as far as is known."""
     lost: tuple[int, int] | None = None
     """The first and last epoch of which samples were released before it read them, because it had left."""
+    open_epoch: int | None = None
+    """The open epoch of a feed whose samples it has read, if later epochs have more: no writer has ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def judge(now: StreamSituation) -> Bottleneck:
         _memory,
         _folder,
         _dead_member,
+        _open_epoch,
         _absent_group,
         _unacknowledged,
         _slow_group,
@@ -264,6 +267,20 @@ def _entries(count: int) -> str:
     return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
+def _open_epoch(now: StreamSituation) -> Bottleneck | None:
+    held_up = [each for each in _starved(now) if each.open_epoch is not None]
+    if not held_up:
+        return None
+    most = max(held_up, key=lambda each: each.waits or 0.0)
+    return Bottleneck(
+        "open epoch",
+        f"{_waiting(most)} for the end of epoch {most.open_epoch}, which it has read, while {most.lag_samples} samples "
+        "of later epochs lie ready: a writer of that epoch pauses, or died. If it died, end the epoch. A writer that "
+        "still runs ends with ShardMismatch then",
+        f"penstock epochs close {now.stream} {most.open_epoch}",
+    )
+
+
 def _absent_group(now: StreamSituation) -> Bottleneck | None:
     absent = [each for each in now.trainers if each.holds and not each.live and each.lag_samples]
     if not _is_full(now) or not absent:
@@ -304,8 +321,14 @@ def _slowest(now: StreamSituation) -> GroupSituation:
 
 
 def _is_full(now: StreamSituation) -> bool:
-    """Return True if producers wait for quota, rather than trainers for producers."""
-    return now.waiting > 0 or now.room > FULL
+    """Return True if producers wait for quota, rather than trainers for producers.
+
+    A writer waits in short pieces, so that a look may miss all of them. Workers report their part. Without workers,
+    what a group has yet to read tells.
+    """
+    unread = max((each.lag_bytes for each in _holding(now)), default=0)
+    is_filled = not now.workers and unread > FULL_SHARE * now.budget_bytes
+    return now.waiting > 0 or now.room > FULL or is_filled
 
 
 def _slow_group(now: StreamSituation) -> Bottleneck | None:
@@ -439,6 +462,8 @@ def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
     lag = max((each.lag_samples for each in now.trainers), default=0)
     if now.is_all_made and now.trainers and not lag:
         return None
+    if now.trainers and not (lag or pending or waits):
+        return Bottleneck("no trainers", f"nobody reads now, and every sample that there is was read{_losses(now)}")
     return Bottleneck("no trainers", f"nobody reads: {lie}{waits}; start a trainer{_losses(now)}")
 
 

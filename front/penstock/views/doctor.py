@@ -24,7 +24,7 @@ Severity = Literal["error", "warning", "note", "ok"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 LONG_WAIT_S = 30.0
 """One lease: a worker's job that waits longer makes way for another."""
-SLOW = ("slow group", "producers", "no workers", "jobs", "reading", "memory")
+SLOW = ("open epoch", "slow group", "producers", "no workers", "jobs", "reading", "memory")
 """Causes that no other rule here reports."""
 
 

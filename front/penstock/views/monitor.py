@@ -8,7 +8,9 @@ from typing import Any
 from penstock.views.bottleneck import FullServer, GroupSituation, StreamSituation, judge
 from penstock.views.servers import is_worth_showing, server_json
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
+from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import ORDERED, rank_member
+from penstock_common.stream.manifest import OPEN
 from penstock_common.stream.reported_rates import ReportedRate
 from penstock_producer.jobs.autoscaler import load_of, shown
 
@@ -213,4 +215,14 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
         missing=tuple(rank for rank in range(group.world) if rank_member(rank) not in there and group.lag_samples),
         silent=tuple((one.name, one.liveness.unseen_s, one.pending_entries) for one in silent),
         lost=group.lost,
+        open_epoch=_open_epoch(now, group.name),
     )
+
+
+def _open_epoch(now: StreamSnapshot, group: str) -> int | None:
+    """Return the open epoch of a feed that holds up a group: it has read its samples, and later epochs have more."""
+    unread = [(epoch, epoch.committed - epoch.read[group]) for epoch in now.epochs if group in epoch.read]
+    first = next((epoch for epoch, left in unread if epoch.kind == FEED and epoch.state == OPEN and not left), None)
+    if first is None or not any(left for epoch, left in unread if epoch.epoch > first.epoch):
+        return None
+    return first.epoch

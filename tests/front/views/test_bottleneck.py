@@ -126,6 +126,27 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "trainers",
             "group vit, of 2 groups the one furthest behind sets the pace",
         ),
+        (
+            replace(NOW, trainers=(replace(HUNGRY, lag_samples=700, open_epoch=3),)),
+            "open epoch",
+            "for the end of epoch 3, which it has read, while 700 samples of later epochs lie ready",
+        ),
+        (
+            replace(NOW, waiting=1, trainers=(replace(BUSY, waits=0.9, open_epoch=3),)),
+            "open epoch",
+            "a writer of that epoch pauses, or died. If it died, end the epoch",
+        ),
+        # a single look may miss that writers wait
+        (
+            replace(NOW, trainers=(HUNGRY, replace(SLOW, lag_bytes=800 * MB))),
+            "slow group",
+            "for group vit, which is slower",
+        ),
+        (
+            replace(NOW, trainers=(replace(BUSY, live=0, waits=None, lag_samples=0, lag_bytes=0, pending=0),)),
+            "no trainers",
+            "nobody reads now, and every sample that there is was read",
+        ),
         # a slow group and a fast one: more workers would only wait, too
         (
             replace(NOW, workers=4, wished=6, worker_rate=20.0, room=0.94, trainers=(HUNGRY, SLOW)),

@@ -196,6 +196,30 @@ def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until
         assert (group["lag_samples"], group["pending_entries"]) == (0, 0)
 
 
+def act(url: str, name: str) -> None:
+    """Write a feed without an end, in epochs of 200 kB."""
+    tuning = penstock.Tuning(block_bytes=10_000)
+    with penstock.Writer("feed", url=url, spec=SPEC, budget_bytes=1_600_000, tuning=tuning) as writer:
+        for number in range(1_000_000):
+            writer.write({"x": np.full(1000, number % 251, np.uint8), "y": number})
+            time.sleep(0.005)
+            if number == 20:
+                print(name, flush=True)
+
+
+def test_a_killed_writer_of_a_feed_is_named_and_closing_its_epoch_helps(any_url: str, until: Look) -> None:
+    """The learner stood still, and the screen advised to start workers, which a feed does not have."""
+    with child(act, any_url, "one") as one, child(act, any_url, "two") as two, child(train, any_url, "feed", "20", "0"):
+        assert {one.line(), two.line()} == {"one", "two"}
+        one.kill()
+        told = until(any_url, "feed", "open epoch")["bottleneck"]
+        assert told["remedy"].startswith("penstock epochs close feed ")
+        assert main([*shlex.split(told["remedy"])[1:], "--url", any_url]) == 0
+        before = until(any_url, "feed", *UNHINDERED)
+        after = until(any_url, "feed", *UNHINDERED)
+        assert committed(after) > committed(before)
+
+
 UNHINDERED = ("balanced", "no workers", "trainers", "reading")
 """The causes of a stream whose writer has space. Which one it is depends on how busy the machine is."""
 
