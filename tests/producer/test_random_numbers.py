@@ -41,9 +41,17 @@ def dice(number: int, rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def drawn_by(url: str, workers: int) -> dict[Any, bytes]:
+NUMPY, PYTHON = np.random.default_rng(42), random.Random(42)
+
+
+def held_dice(number: int) -> dict[str, Any]:
+    """Draws from generators of its module."""
+    return {"number": number, "drawn": np.array([NUMPY.normal(), PYTHON.random()])}
+
+
+def drawn_by(url: str, workers: int, transform: str = "dice") -> dict[Any, bytes]:
     """Identity -> what its sample drew, in one production."""
-    source = DatasetConfig(name=f"{__name__}:numbers", transform=f"{__name__}:dice")
+    source = DatasetConfig(name=f"{__name__}:numbers", transform=f"{__name__}:{transform}")
     plan = ProductionPlan(stream="train", source=source, seed=3, shard_samples=8)
     options = WorkerOptions(url=url, queue_url=url)
     with Production(plan, options, workers=workers, notify=lambda _: None) as production:
@@ -56,6 +64,16 @@ def test_global_generators_repeat_themselves_whoever_makes_a_sample(any_url: str
     first = drawn_by(any_url, workers=1)
     any_client.flushall()
     assert drawn_by(any_url, workers=2) == first
+    assert len(set(first.values())) == len(first) == 40
+
+
+def test_generators_of_a_users_module_repeat_themselves_whoever_makes_a_sample(
+    any_url: str, any_client: redis.Redis
+) -> None:
+    """Two workers that each began at the module's seed gave 20 samples 11 values."""
+    first = drawn_by(any_url, 1, "held_dice")
+    any_client.flushall()
+    assert drawn_by(any_url, 2, "held_dice") == first
     assert len(set(first.values())) == len(first) == 40
 
 

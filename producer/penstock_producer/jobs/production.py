@@ -76,6 +76,7 @@ from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
+from penstock_producer.sources.keras import KerasSource
 from penstock_producer.sources.protocol import can_make_again
 from penstock_producer.write.writer import WriterHooks
 
@@ -389,7 +390,8 @@ class Production:
         assert source.unit != "item"  # such a source is read by one worker
         items = EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle).first(HOPELESS)
         if source.unit == "batch":  # a framework's, which may not survive a fork
-            return first_good(source, items, replace(seed, sets_globals=False), 0, FailureLimit(lambda: False))
+            own = source.unseeded() if isinstance(source, KerasSource) else source
+            return first_good(own, items, replace(seed, sets_globals=False), 0, FailureLimit(lambda: False))
         return infer_spec(self._planned.transformed, items, seed, plan.sample_limit_s, self._notify)
 
     def _on_death(self, death: WorkerDeath) -> None:

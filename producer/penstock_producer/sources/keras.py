@@ -35,10 +35,10 @@ class KerasSource:
     repeatable = True
     spec: SpecLike | None = None
 
-    def __init__(self, dataset: Any, name: str, sizes: tuple[int, int] | None = None) -> None:
+    def __init__(self, dataset: Any, name: str, sizes: tuple[int, int] | None = None, *, seeds: bool = True) -> None:
         self._dataset, self._name, self._given = dataset, name, sizes
         self._length = _batches(dataset, name)
-        self._seeded = find_seeded(dataset, name)
+        self._seeded = find_seeded(dataset, name) if seeds else ()
         self.info: dict[str, Any] = {"source": "keras", "name": name}
 
     def __len__(self) -> int:
@@ -83,6 +83,10 @@ class KerasSource:
         if count != self.size(item):
             raise SampleError(f"{key}: {count} samples, {self.size(item)} planned; only the last may differ")
         return batch
+
+    def unseeded(self) -> KerasSource:
+        """Return the same source without seeds, for a user's own process, which may draw from the same generators."""
+        return KerasSource(self._dataset, self._name, self.sizes, seeds=False)
 
     def _batch(self, item: int) -> dict[str, Any]:
         key = self.key(item)

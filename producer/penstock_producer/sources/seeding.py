@@ -4,8 +4,9 @@ A sample may draw from three kinds of generators:
 
 - the sample's own, which a transform takes as a parameter. Prefer it, because no other code draws from it
 - the global generators of Python, numpy and torch, from which libraries draw
-- generators inside objects that a user's dataset or transform holds, such as albumentations' Compose. Without a seed
-  for each sample, forked workers would have copies in the same state, and other processes copies in another state
+- generators that a user's dataset or transform holds, such as numpy's, or those inside albumentations' Compose. Without
+  a seed for each sample, forked workers would have copies in the same state, and other processes copies in another
+  state
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import random
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def sample_rng(seed: int, epoch: int, shard: int, offset: int) -> np.random.Gene
         "has_uint32": 0,
         "uinteger": 0,
     }
-    philox.state = state
+    _set_state(philox, state)
     return np.random.Generator(philox)
 
 
@@ -85,6 +86,10 @@ class Seeded:
     where: str
     """The expression that leads to it, for messages."""
     target: Any
+    seed: Callable[[int], object]
+    """The function that seeds it, with 32 bits."""
+    is_generator: bool
+    """Whether it is a generator of numpy, Python or torch, and not an object with a ``set_random_seed``."""
 
 
 def reseed(held: Sequence[Seeded], rng: np.random.Generator, key: str) -> None:
@@ -100,35 +105,71 @@ def reseed(held: Sequence[Seeded], rng: np.random.Generator, key: str) -> None:
     """
     for one in held:
         try:
-            one.target.set_random_seed(int(rng.integers(1 << 32)))
+            one.seed(int(rng.integers(1 << 32)))
         except Exception as error:
-            raise SampleError(f"{key}: {one.where}.set_random_seed(seed) failed: {blame(error)}") from error
+            how = f"seeding {one.where}" if one.is_generator else f"{one.where}.set_random_seed(seed)"
+            raise SampleError(f"{key}: {how} failed: {blame(error)}") from error
+
+
+def _seed_of(value: Any) -> Callable[[int], object] | None:
+    """Return the function that seeds a generator, or None for another object.
+
+    The global generators are not meant, because `seed_globals` seeds them.
+    """
+    if isinstance(value, np.random.Generator):
+        return functools.partial(_seed_bits, value.bit_generator)
+    if isinstance(value, np.random.RandomState) and value is not np.random.mtrand._rand:
+        is_seeded = value.get_state(legacy=False)["bit_generator"] == "MT19937"  # numpy seeds no other
+        return value.seed if is_seeded else None
+    if isinstance(value, random.Random) and value is not random._inst:
+        return value.seed
+    torch: Any = sys.modules.get("torch")
+    kind: Any = getattr(torch, "Generator", ())
+    if isinstance(value, kind) and value is not torch.default_generator:
+        # a device's generator may not be used in a forked process
+        return value.manual_seed if value.device.type == "cpu" else None
+    return None
+
+
+def _seed_bits(bits: np.random.BitGenerator, number: int) -> None:
+    """Seed a bit generator in place, because a user's code holds it."""
+    _set_state(bits, type(bits)(number).state)
+
+
+def _set_state(bits: np.random.BitGenerator, state: Any) -> None:
+    bits.state = state
 
 
 def find_seeded(root: Any, name: str) -> tuple[Seeded, ...]:
-    """Find the objects with a ``set_random_seed`` that a dataset or transform holds.
+    """Find the generators, and the objects with a ``set_random_seed``, that a dataset or transform holds.
 
     Args:
         root: the user's object. The search visits its attributes, those of its class, and items of lists and dicts. Of
-            a function it visits the variables in its closure, and the globals that it names.
+            a function it visits its defaults, the variables in its closure, the globals that it names, and the
+            functions of its module that it names.
         name: the object's name in messages.
 
     Returns:
-        Each object once, in an order that depends on the code alone. A seeded object seeds its own parts.
+        Each object once, in an order that depends on the code alone, generators last. An object with a
+        ``set_random_seed`` seeds its own parts.
     """
     found: list[Seeded] = []
+    generators: list[Seeded] = []
     seen = {id(root)}
     due = deque([(name, root, 0)])
     while due:
         where, value, depth = due.popleft()
         if callable(getattr(type(value), "set_random_seed", None)):
-            found.append(Seeded(where, value))
+            found.append(Seeded(where, value, value.set_random_seed, is_generator=False))
+            continue
+        if (seed := _seed_of(value)) is not None:
+            generators.append(Seeded(where, value, seed, is_generator=True))
             continue
         for label, part in _parts(value) if depth < DEEPEST else ():
             if id(part) not in seen and len(seen) < MOST and not isinstance(part, _WITHOUT_PARTS):
                 seen.add(id(part))
                 due.append((where + label, part, depth + 1))
-    return tuple(found)
+    return (*found, *generators)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -136,6 +177,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _of_function(value)
     elif isinstance(value, MethodType):
         yield from (("", value.__self__), ("", value.__func__))
+    elif isinstance(value, BuiltinMethodType):
+        yield "", value.__self__
     elif isinstance(value, functools.partial):
         yield from (("", part) for part in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, dict):  # another mapping may be a file that reads, or fails: an h5py.File, a shelf
@@ -157,7 +200,17 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield f" ({name})", cell.cell_contents
         except ValueError:  # the variable has no value yet
             continue
-    for name in function.__code__.co_names:
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from ((" (default)", part) for part in defaults)
+    for name in _globals_in(function.__code__):
         part = function.__globals__.get(name)
-        if not isinstance(part, FunctionType):  # a helper function is not searched
+        if not isinstance(part, FunctionType) or part.__globals__ is function.__globals__:  # of this module
             yield f" ({name})", part
+
+
+def _globals_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in a function, with those in its comprehensions and inner functions."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _globals_in(part)

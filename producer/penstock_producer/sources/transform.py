@@ -30,7 +30,7 @@ class Transform:
     takes_rng: bool
     """Whether the function has a second positional parameter without default, or one named ``rng``."""
     seeded: tuple[Seeded, ...] = ()
-    """The objects in the function that are seeded for each sample. A function with ``rng`` seeds its own."""
+    """The objects in the function that are seeded for each sample. Of a function with ``rng`` only generators are."""
 
     @property
     def draws(self) -> bool:
@@ -53,7 +53,8 @@ class Transform:
         if not callable(function):
             raise SourceError(f"transform {shown} is a {type(function).__name__}; expected a function of a sample")
         takes_rng = _takes_rng(function, shown)
-        return cls(shown, function, takes_rng, () if takes_rng else find_seeded(function, shown))
+        seeded = tuple(one for one in find_seeded(function, shown) if one.is_generator or not takes_rng)
+        return cls(shown, function, takes_rng, seeded)
 
     def __call__(self, item: Any, rng: np.random.Generator, key: str) -> Sample:
         """Make a sample of an item. Raises SampleError with the sample, the exception and the user's line."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from penstock_common.errors import SampleError
 from penstock_producer.sources.dataset import DatasetSource
+from penstock_producer.sources.keras import KerasSource
 from penstock_producer.sources.seeding import find_seeded, sample_rng
 from penstock_producer.sources.transform import Transform
 
@@ -158,3 +161,86 @@ def test_what_refuses_a_seed_is_named() -> None:
     source = DatasetSource(Images([Refuses()]), "data")
     with pytest.raises(SampleError, match=r"data\[2\]: data.transform\[0\].set_random_seed\(seed\) failed"):
         source.read(2, np.random.default_rng(0))
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "PCG64": (lambda: np.random.default_rng(3), lambda g: g.normal()),
+    "MT19937": (lambda: np.random.Generator(np.random.MT19937(3)), lambda g: g.normal()),
+    "RandomState": (lambda: np.random.RandomState(3), lambda g: g.normal()),
+    "Random": (lambda: random.Random(3), lambda g: g.gauss()),
+    "torch": (lambda: torch.Generator().manual_seed(3), lambda g: torch.rand(1, generator=g).item()),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_users_generators_follow_from_the_sample_and_differ_from_each_other(kind: str) -> None:
+    """Forked workers have copies in one state, so two samples in three would draw the same."""
+    make, draw = GENERATORS[kind]
+    one, two = make(), make()
+    transform = Transform.of(lambda item: (draw(one), draw(two)))
+    assert transform.draws
+
+    def drawn(order: list[int]) -> dict[int, tuple[float, float]]:
+        made = {index: transform(0, sample_rng(7, 0, 0, index), "a") for index in order}
+        return {index: (sample["x"], sample["y"]) for index, sample in made.items()}
+
+    first = drawn(list(range(8)))
+    assert drawn([5, 2, 7, 0, 1, 3, 4, 6]) == first
+    assert len({number for pair in first.values() for number in pair}) == 16
+
+
+GENERATOR = np.random.default_rng(3)
+draw_normal = GENERATOR.normal
+shuffle, uniform = random.shuffle, np.random.uniform
+
+
+def in_comprehension(item: Any) -> Any:
+    """Names it in code of its own, before Python 3.12."""
+    return [GENERATOR.normal() for _ in range(2)]
+
+
+def by_helper(item: Any) -> Any:
+    """Names a function of its module."""
+    return in_comprehension(item)
+
+
+def by_method(item: Any) -> Any:
+    """Names the generator's method."""
+    return draw_normal()
+
+
+def of_the_process(item: Any) -> Any:
+    """Draws from the global generators, which have a seed already."""
+    shuffle([])
+    return uniform(), random.random(), np.random.rand(), np.random.mtrand._rand.rand()  # noqa: NPY002
+
+
+def test_generators_are_found_in_all_code_of_a_transform() -> None:
+    """One that is missed gives two workers the same numbers, and nothing shows it."""
+    for function in (in_comprehension, by_helper, by_method, lambda item, default=GENERATOR: default.normal()):
+        assert [one.target for one in find_seeded(function, "f")] == [GENERATOR]
+    assert find_seeded(of_the_process, "f") == ()
+
+
+def test_a_function_with_rng_has_its_generators_seeded() -> None:
+    """It has the sample's own generator, and draws from another one all the same."""
+    transform = Transform.of(lambda item, rng: (rng.random(), GENERATOR.random()))
+    first, again = (transform(0, sample_rng(7, 0, 0, 1), "a") for _ in range(2))
+    assert first == again
+
+
+def test_the_look_at_a_keras_batch_leaves_the_users_generators_alone() -> None:
+    """It is made in the process of a notebook, which would draw the same numbers after each production."""
+
+    class Batches:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return np.zeros((2, 1)), GENERATOR.normal(size=2)
+
+    source = KerasSource(Batches(), "batches", (2, 2))
+    rng = sample_rng(7, 0, 0, 0)
+    assert source.unseeded().read(0, rng)["y"].tolist() != source.unseeded().read(0, rng)["y"].tolist()
+    seeded = [source.read(0, sample_rng(7, 0, 0, 0))["y"].tolist() for _ in range(2)]
+    assert seeded[0] == seeded[1]
