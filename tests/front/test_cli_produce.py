@@ -381,6 +381,25 @@ def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> Non
     assert len(read_epoch(any_url)) == 23
 
 
+def test_a_worker_says_that_code_changed_since_it_was_imported(any_url: str, tmp_path: Path) -> None:
+    """It keeps its modules for days, and made epochs with the older transform in silence."""
+    code = "data = range(4)\ndef plus(n):\n    return {'n': n + 1}\n"
+    (tmp_path / "team.py").write_text(code)
+    command = ("produce", "dataset", "team:data", "--transform", "team:plus", "--workers", "0", "--url", any_url)
+    worker = start("worker", "--processes", "1", "--allow", "team", "--url", any_url, cwd=tmp_path)
+    try:
+        for text in (code, code.replace("n + 1", "n + 100")):
+            (tmp_path / "team.py").write_text(text)
+            status, _, err = run(*command, cwd=tmp_path)
+            assert status == 0, err
+        assert sorted(int(s["n"]) for s in read_epoch(any_url, epoch=1).values()) == [1, 2, 3, 4]
+    finally:
+        worker.terminate()
+        _, _, err = ended(worker)
+    told = f"{tmp_path / 'team.py'} changed since this worker imported it: restart the worker to use the new code"
+    assert [line for line in err.splitlines() if "changed since" in line] == [f"penstock: worker: {told}"]
+
+
 def test_a_worker_says_first_what_jobs_may_name(any_url: str, tmp_path: Path) -> None:
     """Otherwise a client that can write to a shared queue could run any code as the worker's user."""
     code, _, err = run("worker", "--url", any_url, cwd=tmp_path)

@@ -47,6 +47,7 @@ from penstock_producer.jobs.spec_inference import first_good
 from penstock_producer.jobs.task import ShardTask, job_id
 from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample, CurrentWait
 from penstock_producer.sources.config import parse_config
+from penstock_producer.sources.names import changed_files
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, can_make_again
 from penstock_producer.sources.transform import Transform, seen_through
@@ -168,6 +169,8 @@ class TaskRunner:
             writer, manifest = self._planned(task)
             if manifest is None:
                 return
+            for file in changed_files():
+                self._tell_also(f"{file} changed since this worker imported it: restart the worker to use the new code")
             self._current.open()  # not before: a worker that a server refuses has begun no shard
             WriterHooks(writer).stop_when(lambda: self._should_stop() or self._should_yield())
             source = self._open_source(task)

@@ -68,6 +68,8 @@ def resolve(name: str) -> Any:
     module_name, attribute = split_name(name)
     require_import(name)
     found = _import(module_name)
+    if (file := getattr(found, "__file__", None)) and (stamp := _stamp(file)):
+        _FILES.setdefault(file, stamp)
     for part in attribute.split("."):
         require_attribute(name, part)
         if not hasattr(found, part):
@@ -77,6 +79,25 @@ def resolve(name: str) -> Any:
         found = getattr(found, part)
         require_own(name, found)
     return found
+
+
+_FILES: dict[str, tuple[int, int]] = {}
+"""Source file of a module that `resolve` imported -> its time and size then."""
+
+
+def changed_files() -> list[str]:
+    """Return the source files that changed since `resolve` imported their modules. Each change is returned once."""
+    changed = {file: now for file, then in _FILES.items() if (now := _stamp(file)) and now != then}
+    _FILES.update(changed)
+    return list(changed)
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    try:
+        stat = Path(file).stat()
+    except OSError:  # an editor may be replacing it
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def resolve_callable(name: str) -> Callable[..., Any]:
