@@ -361,12 +361,56 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Pa
     assert "Traceback" not in err
     code, out, err = run(*command, "--workers", "1", cwd=tmp_path)
     assert code == 0, err
-    assert "going on with epoch 0" in err
+    assert re.search(
+        r"going on with epoch 0 of 'train', which an earlier run left unfinished; the \d+ samples that it made of "
+        r"epoch 0 stay as they are: if your code changed since, `penstock epochs abandon train 0`, and the next run",
+        err,
+    ), err
     found = re.search(r": 200 samples, 0 bad, (\d+) of them made before, .* \((\d+) samples/s\)$", out.strip())
     assert found is not None, out
     assert 0 < int(found[1]) < 200
     assert int(found[2]) <= 50, "one worker sleeps 20 ms for each sample"
     assert sorted(int(s["x"]) for s in read_epoch(any_url).values()) == list(range(200))
+
+
+def test_a_second_run_at_once_says_that_it_helps(any_url: str, tmp_path: Path) -> None:
+    """It said that the first run had left the epoch unfinished, while that run was making it."""
+    command = ("produce", *slow_source(tmp_path, 60), "--workers", "1", "--url", any_url)
+    first = start(*command, cwd=tmp_path)
+    with redis.Redis.from_url(any_url) as client:
+        awaited(lambda: client.zcard("rq:wip:penstock"))
+    code, _, err = run(*command, cwd=tmp_path)
+    assert (code, ended(first)[0]) == (0, 0), err
+    assert "going on with epoch 0 of 'train', of which another run made a part in the last 5 s." in err
+    assert "this one helps it and adds no epochs" in err
+    assert "unfinished" not in err
+    code, out, _ = run("epochs", "list", "train", "--json", "--url", any_url, cwd=tmp_path)
+    assert [each["epoch"] for each in json.loads(out)] == [0]
+
+
+def test_a_run_after_a_kill_says_that_it_waits_for_the_shard_of_the_killed_worker(any_url: str, tmp_path: Path) -> None:
+    """It stood for ten seconds at 18 of 20 samples, with one second left, and did not say why."""
+    command = ("produce", *slow_source(tmp_path, 20), "--workers", "1", "--shard-samples", "10", "--url", any_url)
+    first = start(*command, cwd=tmp_path)
+    with redis.Redis.from_url(any_url) as client:
+        awaited(lambda: client.zcard("rq:wip:penstock"))
+    os.killpg(first.pid, signal.SIGKILL)
+    ended(first)
+    again = start(*command, cwd=tmp_path)
+    assert again.stderr is not None
+    began, said = time.monotonic(), [""]
+    try:
+        while "waiting: " not in said[-1]:
+            said.append(again.stderr.readline())
+            assert said[-1], said
+        assert time.monotonic() - began < 12
+        told = (
+            r"waiting: no heartbeat came from the worker of shard \d for 5 s \(was it killed\?\); another worker takes"
+        )
+        assert re.match(told, said[-1]), said
+    finally:
+        again.terminate()
+        ended(again)
 
 
 def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:

@@ -122,9 +122,7 @@ def test_a_killed_program_goes_on_if_its_dataset_is_an_attribute_of_a_module(any
     summary = again.wait(60)
     assert summary.epochs == (0, 1, 2), told
     assert summary.made_before >= 4
-    assert [line for line in told if "unfinished" in line] == [
-        "going on with epochs 0-2 of 'train', which an earlier run left unfinished"
-    ]
+    assert any(line.startswith("going on with epochs 0-2 of 'train', ") for line in told), told
     assert len(read_epoch(any_url).values()) == len(WORDS)
 
 

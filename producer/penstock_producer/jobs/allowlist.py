@@ -112,6 +112,14 @@ def options_for(source: SourceConfig, block_transform: str | None = None) -> lis
     return allowed + [word for root in sorted(roots) for word in ("--root", root)]
 
 
+def names_code(source: SourceConfig, block_transform: str | None = None) -> bool:
+    """Return whether code of the user's makes or changes the samples of a source."""
+    try:
+        return "--allow" in options_for(source, block_transform)
+    except NotAllowed:  # objects of a program
+        return True
+
+
 def _is_inside(folder: str, other: str) -> bool:
     return folder.startswith(other.rstrip("/") + "/")
 

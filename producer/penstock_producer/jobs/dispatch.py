@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ from penstock_producer.jobs.queue import (
 )
 from penstock_producer.jobs.task import ShardTask, shown
 from penstock_producer.jobs.watchdog import WorkerDeath
-from penstock_producer.jobs.worker import QUEUE, return_jobs
+from penstock_producer.jobs.worker import HEARTBEAT_TTL_S, QUEUE, return_jobs
 from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
 
@@ -54,6 +54,9 @@ SAMPLED = 8
 """Queued jobs that are read from either end, to learn for which streams the queue works."""
 SHOWN_ERROR = 600
 """The most characters of an error that any program may have written into a job."""
+WORKER_SILENCE_S = 5.0
+"""A worker that makes a shard, and was not heard of for so long, may have been killed. It sends a heartbeat each 3 s.
+"""
 LOST_AFTER = 2
 """Looks in a row at which a shard's job is neither queued nor running, before it is queued again."""
 
@@ -66,6 +69,8 @@ class JobReports:
     workers: set[str] = field(default_factory=set)
     waits: str = ""
     """The reason why one of them waits, if one does."""
+    error: str = ""
+    """The reason why a try of one of them failed, if one did."""
 
     def add(self, notes: Mapping[str, Any], *, is_done: bool = False) -> None:
         """Add the notes of a job. One that is done does not wait."""
@@ -73,6 +78,7 @@ class JobReports:
         self.workers |= set(notes.get("workers", []))
         if not is_done:
             self.waits = self.waits or str(notes.get("waits", ""))
+            self.error = self.error or str(notes.get("error", ""))
 
 
 def limit_patience(client: Client, patience_s: float) -> None:
@@ -311,7 +317,18 @@ class Dispatcher:
 
     def running(self) -> set[str]:
         """Return the ids of the queue's jobs that workers have in hand."""
-        return {job_id for job_id, _ in self._queue.asked(lambda: list(self._queue.started()), self._notify)}
+        return set(self._leases())
+
+    def _leases(self) -> dict[str, float]:
+        return self._queue.asked(self._queue.leases, self._notify)
+
+    def silent(self, job_ids: Collection[str]) -> list[str]:
+        """Return those of these jobs that a worker has in hand that was not heard of for `WORKER_SILENCE_S`."""
+        return [job_id for job_id, left_s in self._leases().items() if job_id in job_ids and not _is_fresh(left_s)]
+
+    def is_at_work(self, manifest_id: str) -> bool:
+        """Return whether a worker with a recent heartbeat makes a shard of this epoch."""
+        return any(_is_fresh(left_s) for job, left_s in self._leases().items() if job.startswith(f"{manifest_id}-"))
 
     def streams(self) -> set[str]:
         """Return the names of the streams that jobs are for: of the running ones, and of the first and last queued
@@ -382,6 +399,10 @@ class Dispatcher:
             if not self._queue.count and not self.count_workers():
                 self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)
         self._queue.connection.close()
+
+
+def _is_fresh(left_s: float) -> bool:
+    return left_s > HEARTBEAT_TTL_S - WORKER_SILENCE_S
 
 
 def _is_as_planned(job: ShardJob, task: ShardTask) -> bool:

@@ -48,8 +48,8 @@ from penstock_common.stream.streams import (
 )
 from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr, told_if_long
 from penstock_common.wire.spec import Spec
-from penstock_producer.jobs.allowlist import PlannedTasks
-from penstock_producer.jobs.dispatch import Dispatcher, limit_patience
+from penstock_producer.jobs.allowlist import PlannedTasks, names_code
+from penstock_producer.jobs.dispatch import WORKER_SILENCE_S, Dispatcher, limit_patience
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, FailureLimit, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
@@ -233,14 +233,29 @@ class Production:
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
         if earlier is not None and plan.numbers is None:
-            self._notify(
-                f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished"
-            )
+            self._tell_of_earlier(stream, earlier)
         self._shard_samples = self._planned.shard_samples(earlier, workers or os.cpu_count() or 1)
         self._cared = time.monotonic()
         self._details = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
         if stream.spec is None and source.unit != "item":
             WriterHooks(self._writer).require_spec(self._first_sample(self.epochs[0]) if first is None else first)
+
+    def _tell_of_earlier(self, stream: Stream, earlier: Manifest) -> None:
+        """Say which epochs another run has begun, and what becomes of the samples that it made."""
+        going = f"going on with epoch{_ranges(self._todo)} of {stream.name!r}"
+        if self._dispatcher.is_at_work(earlier.id):
+            self._notify(
+                f"{going}, of which another run made a part in the last {WORKER_SILENCE_S:.0f} s. If that run still "
+                "lives, this one helps it and adds no epochs"
+            )
+            return
+        kept = look(self._client, stream, earlier).done if earlier.epoch in self._todo else 0
+        stays = (
+            f"; the {kept:,} samples that it made of epoch {earlier.epoch} stay as they are: if your code changed "
+            f"since, `penstock epochs abandon {stream.name} {earlier.epoch}`, and the next run makes a new epoch"
+        )
+        is_code = names_code(self._plan.source, self._plan.block_transform)
+        self._notify(f"{going}, which an earlier run left unfinished{stays if kept and is_code else ''}")
 
     def _tell_of_others(self, stream: Stream) -> None:
         """Name the epochs that this run does not complete, because another source or seed began them."""

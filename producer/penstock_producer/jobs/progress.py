@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import islice
 
 from penstock_common.explain.snapshot import held_bytes
+from penstock_common.printable import printable
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends
 from penstock_common.stream.groups.roster import load_roster
@@ -20,8 +21,9 @@ from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.bad import read_reason
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import WAITING
-from penstock_producer.jobs.dispatch import Dispatcher, worker_command
+from penstock_producer.jobs.dispatch import SHOWN_ERROR, WORKER_SILENCE_S, Dispatcher, worker_command
 from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.worker import HEARTBEAT_TTL_S
 from penstock_producer.sources.allowed import NotAllowed
 
 RUNNING_SHARDS = 64
@@ -129,6 +131,8 @@ def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[
 
 STALL_S = 2.0
 """The time without progress after which the reason is looked up and shown."""
+SHOWN_SHARDS = 5
+"""The number of shards that one sentence names."""
 COUNT_S = 1.0
 """The time between two counts of the workers, and of the writers that wait for quota."""
 ASKED = 256
@@ -197,7 +201,16 @@ class ProgressDetails:
     def _why_still(self, jobs: Sequence[str], has_workers: bool) -> str:
         if self._dispatcher.count_workers():
             if not (running := self._dispatcher.running()):
+                if error := self._dispatcher.reports(jobs).error:
+                    return f"a shard is tried again: {printable(error[:SHOWN_ERROR])}"
                 return "no worker of this queue has taken one of its jobs: see what the workers say"
+            if silent := self._dispatcher.silent(jobs):
+                shards = ", ".join(job_id.rpartition("-")[2] for job_id in silent[:SHOWN_SHARDS])
+                return (
+                    f"no heartbeat came from the worker of shard{'s' if len(silent) > 1 else ''} {shards} for "
+                    f"{WORKER_SILENCE_S:.0f} s (was it killed?); another worker takes its work {HEARTBEAT_TTL_S} s "
+                    "after the last one"
+                )
             busy = not running.isdisjoint(jobs)
             return "" if busy else "all workers are busy with other jobs of this queue (--queue keeps them apart)"
         return "its own workers are starting" if has_workers else f"no worker takes jobs: {self._remedy}"

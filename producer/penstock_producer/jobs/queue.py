@@ -322,6 +322,15 @@ class ShardQueue(Queue):
             if (pair := _pair_of(member)) is not None:
                 yield pair
 
+    def leases(self) -> dict[str, float]:
+        """Return job id -> seconds until the job is another worker's, of each job that a worker has in hand.
+
+        Each heartbeat of the worker prolongs it.
+        """
+        now = time.time()
+        found = self._server.zrange(self.started_job_registry.key, 0, -1, withscores=True)
+        return {pair[0]: until - now for member, until in found if (pair := _pair_of(member)) is not None}
+
     def executions_of(self, worker: str) -> dict[str, list[Execution]]:
         """Return job id -> executions of the jobs that a worker has in hand."""
         found: dict[str, list[Execution]] = {}
