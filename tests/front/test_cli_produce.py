@@ -413,6 +413,24 @@ def test_a_run_after_a_kill_says_that_it_waits_for_the_shard_of_the_killed_worke
         ended(again)
 
 
+def test_an_iterable_that_fails_says_what_becomes_of_its_epoch(any_url: str, tmp_path: Path) -> None:
+    """Twelve samples were gone without a word. Of an empty one, no worker was said to have taken the job."""
+    (tmp_path / "gens.py").write_text(
+        "def breaks():\n    for n in range(20):\n        if n == 12:\n            raise ValueError('a broken row')\n"
+        "        yield {'n': n}\n\n\ndef empty():\n    return iter(())\n"
+    )
+    produce = ("produce", "generator", "--workers", "1", "--url", any_url)
+    code, _, err = run(*produce, "gens:breaks", cwd=tmp_path)
+    assert code == 1
+    assert (
+        "gens:breaks failed at item 12: ValueError: a broken row (gens.py:4); the whole epoch is abandoned, with" in err
+    )
+    code, _, err = run(*produce, "gens:empty", "--stream", "other", cwd=tmp_path)
+    assert (code, "has taken one of its jobs" in err) == (1, False), err
+    assert "waiting: a shard is tried again: gens:empty gave no items" in err
+    assert err.rstrip().endswith("gens:empty gave no items")
+
+
 def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:
     """Producer and workers need not know each other: --no-workers queues the jobs, and other workers do them."""
     code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)

@@ -75,6 +75,7 @@ from penstock_producer.jobs.spec_inference import first_good, infer_spec
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
+from penstock_producer.sources.generator import GAVE_NOTHING
 from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.keras import KerasSource
 from penstock_producer.sources.protocol import can_make_again
@@ -559,6 +560,11 @@ class Production:
             # the epoch stays open for a run with the right
             require_rights(self._client, WRITER, self._plan.stream)
             what, why = failed
+            if self._planned.source.unit == "item" and GAVE_NOTHING not in why:
+                why += (
+                    "; the whole epoch is abandoned, with the samples that the iterable gave (`penstock produce "
+                    "--endless` keeps them)"
+                )
             raise EpochFailed(f"{what}: {why}")
         for seen in progress.epochs:
             limit = None if self._plan.on_error == "skip" else bad_limit(self._plan.max_bad, seen.samples)

@@ -18,6 +18,8 @@ from penstock_producer.sources.transform import Transform
 
 Factory = Callable[[], Iterable[Any]]
 _ENDED = object()
+GAVE_NOTHING = "gave no items"
+"""The end of the error of an empty iterable."""
 
 
 class GeneratorSource:
@@ -109,7 +111,7 @@ def _guarded(items: Iterator[Any], name: str) -> Iterator[Any]:
             item = next(items)
         except StopIteration:
             if not position:
-                raise SourceError(f"{name} gave no items") from None
+                raise SourceError(f"{name} {GAVE_NOTHING}") from None
             return
         except SourceError:
             raise
