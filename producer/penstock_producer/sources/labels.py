@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,7 +31,10 @@ FILE_KEYS = ("file", "file_name", "path")
 
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
 """Folders that hold parts of a dataset. Taken for classes they would be wrong in silence."""
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _INT64 = np.iinfo(np.int64)
+_WHOLE = 1 << 24
+"""The largest whole number up to which float32 holds all."""
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
 
 
@@ -125,7 +129,7 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
     except UnicodeDecodeError as error:
         raise SourceError(f"labels file {file} is not UTF-8: {error.reason} at byte {error.start}") from error
     is_table = Path(file).suffix.lower() in (".csv", ".tsv")
-    named = _table(text, file) if is_table else _json_rows(text, file)
+    named = _table(text, file, classes) if is_table else _json_rows(text, file)
     absent = sorted(named.keys() - set(paths))
     if absent:
         raise SourceError(
@@ -138,7 +142,7 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
     return Labels(_columns([named[paths[index]] for index in kept], file, classes), kept, _digest(content))
 
 
-def _table(text: str, file: str) -> dict[str, dict[str, Any]]:
+def _table(text: str, file: str, classes: tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
     delimiter = "\t" if file.lower().endswith(".tsv") else ","
     lines = list(csv.reader(io.StringIO(text), delimiter=delimiter))
     header, rows = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
@@ -154,31 +158,67 @@ def _table(text: str, file: str) -> dict[str, dict[str, Any]]:
     for number, row in enumerate(rows, 2):
         if len(row) != len(header) or "" in row:
             raise SourceError(f"{file}, row {number}: found {row}; expected a value for each of {header}")
-    cells = [_typed([row[at] for row in rows], header[at], file) for at in range(1, len(header))]
-    values = [dict(zip(header[1:], row, strict=True)) for row in zip(*cells, strict=True)]
+    names = header[1:]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise SourceError(f"{file} has two columns {twice!r}; give each column a name of its own")
+    named = _classes_of(names, classes)
+    cells = [
+        _typed([row[at] for row in rows], name, file, takes_texts=bool(named[name])) for at, name in enumerate(names, 1)
+    ]
+    values = [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
     return _by_path([row[0] for row in rows], values, file)
 
 
-def _typed(cells: list[str], name: str, file: str) -> list[Any]:
-    """Return the cells of a column as ints if possible, else as floats, JSON lists or strings."""
-    for convert in (int, float):
-        try:
-            numbers = [convert(cell) for cell in cells]
-        except ValueError:
-            continue
-        for number, value in enumerate(numbers, 2):
-            if isinstance(value, int) and not _INT64.min <= value <= _INT64.max:
-                raise SourceError(
-                    f"{file}, row {number}: {name!r} is {value}; expected a whole number of 64 bits, from "
-                    f"{_INT64.min} to {_INT64.max}: number such values from 0"
-                )
-        return list(numbers)
+def _typed(cells: list[str], name: str, file: str, *, takes_texts: bool) -> list[Any]:
+    """Return the cells of a column as numbers if possible, else as JSON lists or strings.
+
+    Args:
+        cells: the texts of the column.
+        name: the header of the column.
+        file: the table, for the error.
+        takes_texts: whether texts are expected beside numbers, because class names are given.
+
+    Raises:
+        SourceError: a number fits no tensor, or most cells are numbers and others are not.
+    """
+    numbers = [_number(cell) for cell in cells]
+    others = [row for row, number in enumerate(numbers) if number is None]
+    if not others:
+        for row, value in enumerate(numbers, 2):
+            _require_number(value, f"{file}, row {row}: {name!r}")
+        return numbers
     if all(cell.lstrip().startswith("[") for cell in cells):
         try:
             return [json.loads(cell) for cell in cells]
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{file}: {name!r} holds a list that is not JSON: {error}") from error
+    if not takes_texts and len(others) * 2 <= len(cells):
+        raise SourceError(
+            f"{file}, row {others[0] + 2}: {name!r} is {cells[others[0]]!r}, and {len(cells) - len(others)} of the "
+            f"{len(cells)} rows have a number; expected a number in each: correct the cell, or remove the row and give "
+            "--skip-unlabelled. Numbers that are class names need a letter before each, or all names in --classes"
+        )
     return list(cells)
+
+
+def _number(cell: str) -> int | float | None:
+    for convert in (int, float):
+        with suppress(ValueError):
+            return convert(cell)
+    return None
+
+
+def _require_number(value: int | float | None, what: str) -> None:
+    if isinstance(value, int) and not _INT64.min <= value <= _INT64.max:
+        raise SourceError(
+            f"{what} is {value}; expected a whole number of 64 bits, from {_INT64.min} to {_INT64.max}: number such "
+            "values from 0"
+        )
+    if isinstance(value, float) and not abs(value) <= _FLOAT32_MAX:
+        raise SourceError(
+            f"{what} is {value}; expected a finite number of float32: correct the cell, or remove the row and give "
+            "--skip-unlabelled"
+        )
 
 
 def _json_rows(text: str, file: str) -> dict[str, dict[str, Any]]:
@@ -228,8 +268,13 @@ def _columns(rows: list[dict[str, Any]], where: str, classes: tuple[str, ...] | 
             )
     if "x" in names:
         raise SourceError(f"{where}: 'x' is the image itself; give the column another name")
-    given = {name: classes for name in names if name in ("y", "label") or len(names) == 1}
-    return {name: column(name, [row[name] for row in rows], where, given.get(name)) for name in names}
+    given = _classes_of(names, classes)
+    return {name: column(name, [row[name] for row in rows], where, given[name]) for name in names}
+
+
+def _classes_of(names: Sequence[str], classes: tuple[str, ...] | None) -> dict[str, tuple[str, ...] | None]:
+    """Return column -> the given class names, or None for a column that they are not meant for."""
+    return {name: classes if name in ("y", "label") or len(names) == 1 else None for name in names}
 
 
 def _some(paths: Sequence[str]) -> str:
@@ -261,6 +306,7 @@ def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] 
     """Return the rows of one column as a tensor.
 
     Whole numbers become int64, other numbers float32, bools bool, strings int64 class ids, and lists arrays.
+    Whole numbers beside others are float32, too.
 
     Args:
         name: the name of the column.
@@ -269,7 +315,8 @@ def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] 
         classes: class names in the order of their ids. None means the strings found, sorted.
 
     Raises:
-        SourceError: the rows mix kinds or depths, or a string is not among the classes.
+        SourceError: the rows mix kinds or depths, a string is not among the classes, or float32 does not hold a whole
+            number.
     """
     plain = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in rows]
     kinds = {type(leaf) for row in plain for leaf in _leaves(row)}
@@ -282,7 +329,19 @@ def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] 
             raise SourceError(f"{where}: {name!r} holds {error}, which is not among the classes {classes}") from None
         return LabelColumn("int64", *_arrays(name, plain, np.int64, where), classes)
     dtype = _number_dtype(name, kinds, where)
+    if dtype == "float32" and int in kinds:
+        for leaf in (leaf for row in plain for leaf in _leaves(row)):
+            if isinstance(leaf, int) and not _is_exact(leaf):
+                raise SourceError(
+                    f"{where}: {name!r} holds {leaf} among decimals, and float32 does not hold that number; expected "
+                    f"at most {_WHOLE}, or whole numbers alone, which become int64"
+                )
     return LabelColumn(dtype, *_arrays(name, plain, np.dtype(dtype).type, where), None)
+
+
+def _is_exact(number: int) -> bool:
+    """Tell whether float32 holds a whole number."""
+    return abs(number) <= _WHOLE or (abs(number) <= _INT64.max and int(np.float32(number)) == number)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

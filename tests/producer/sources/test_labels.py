@@ -126,6 +126,26 @@ def test_unlabelled_images_are_refused_or_skipped(pictures: Path) -> None:
             ".csv",
             rf"labels\.csv, row 3: 'y' is {2**63}; expected a whole",
         ),
+        (
+            f"file,y\na.png,1.5\nb.png,{2**64}\nsub/c.png,2\n",
+            ".csv",
+            rf"labels\.csv, row 3: 'y' is {2**64}; expected a whole",
+        ),
+        (
+            f"file,y\na.png,1.5\nb.png,{2**24 + 1}\nsub/c.png,2\n",
+            ".csv",
+            r"labels\.csv: 'y' holds 16777217 among decimals, and float32 does not hold .* at most 16777216, or whole",
+        ),
+        ("file,y\na.png,1\nb.png,nan\nsub/c.png,2\n", ".csv", "row 3: 'y' is nan; expected a finite number"),
+        ("file,y\na.png,-inf\nb.png,1\nsub/c.png,2\n", ".csv", "row 2: 'y' is -inf; expected a finite number"),
+        ("file,y\na.png,1.5\nb.png,1e39\nsub/c.png,2\n", ".csv", r"row 3: 'y' is 1e\+39; expected a finite number"),
+        (
+            "file,age\na.png,10\nb.png,?\nsub/c.png,9\n",
+            ".csv",
+            r"row 3: 'age' is '\?', and 2 of the 3 rows have a number; expected a number in each: .*--skip-unlabelled",
+        ),
+        ("file\tage\na.png\t1.5\nb.png\t2\nsub/c.png\tn/a\n", ".tsv", "row 4: 'age' is 'n/a', and 2 of the 3 rows"),
+        ("file,age,y,age\na.png,1,2,3\n", ".csv", r"labels\.csv has two columns 'age'; give each column a name"),
         ("file,y\n", ".csv", "holds no rows"),
         ("file,y\na.png,1\na.png,2\n", ".csv", "names 'a.png' twice; give one row per image"),
         ("file,y\na.png,1\nb.png,\n", ".csv", r"row 3: found \['b.png', ''\]; expected a value for each"),
@@ -165,6 +185,27 @@ def test_columns_that_are_no_tensor_say_why(pictures: Path, cells: list[str], me
     rows = [f'{{"file": "{name}", "y": {cell}}}' for name, cell in zip(NAMES, cells, strict=True)]
     with pytest.raises(SourceError, match=message):
         labelled(pictures, "\n".join(rows), ".jsonl")
+
+
+def test_class_names_may_be_numbers(pictures: Path) -> None:
+    """A text beside numbers is a class where the user names the classes, or where most cells are texts."""
+    text = "file,label,age\na.png,1,3\nb.png,unknown,1\nsub/c.png,0,2\n"
+    with pytest.raises(SourceError, match=r"'label' is 'unknown', and 2 of the 3 rows .* or all names in --classes"):
+        labelled(pictures, text)
+    images = labelled(pictures, text, classes=("0", "1", "unknown"))
+    assert (values(images, "label"), values(images, "age")) == ([1, 2, 0], [3, 1, 2])
+    most = labelled(pictures, "file,model\na.png,911\nb.png,Boxster\nsub/c.png,Cayenne\n")
+    assert most.info["classes"] == {"model": ["911", "Boxster", "Cayenne"]}
+
+
+def test_numbers_with_decimals_are_float32_if_it_holds_the_whole_ones(pictures: Path) -> None:
+    """A count of 16777217 must not become 16777216 because another row has a decimal."""
+    images = labelled(pictures, f"file,y\na.png,0.1\nb.png,{2**24}\nsub/c.png,{3 * 2**30}\n")
+    assert images.spec["y"] == ("float32", ())
+    assert values(images, "y") == [float(np.float32(0.1)), 2**24, 3 * 2**30]
+    rows = [{"file": name, "y": [0.5, 2**24 + 1]} for name in NAMES]
+    with pytest.raises(SourceError, match="'y' holds 16777217 among decimals"):
+        labelled(pictures, "\n".join(map(json.dumps, rows)), ".jsonl")
 
 
 def test_boxes_need_four_numbers(pictures: Path) -> None:
