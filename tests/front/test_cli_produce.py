@@ -92,6 +92,7 @@ def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
     assert code == 0, err
     assert out.startswith("produced 2 epochs of 'train': 48 samples, 2 of them bad, ")
     assert "bad sample: dog/04.png: " in err
+    assert "y: 2 classes: cat, dog\n" in err
     for epoch in (0, 1):
         samples = read_epoch(any_url, epoch=epoch)
         assert len(samples) == 23
@@ -99,6 +100,21 @@ def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
     with penstock.Loader("train", group="g", batch_size=8, url=any_url) as loader:
         replay = penstock.Replay("train", epoch=0, batch_size=8, url=any_url)
         assert loader.info["classes"] == replay.info["classes"] == {"y": ["cat", "dog"]}
+
+
+def test_the_classes_of_a_table_are_told_at_the_start(any_url: str, photos: Path) -> None:
+    """A misspelt text is a class of its own, and only its name shows it."""
+    names = ["cat", "cat ", "Cat", *(f"n{n:02}" for n in range(20)), "pug"]
+    rows = "".join(f"{'cat' if n % 2 else 'dog'}/{n:02}.png,{name},a\n" for n, name in enumerate(names))
+    (photos.parent / "labels.csv").write_text(f"file,label,place\n{rows}")
+    words = ["produce", "images", "photos", "--labels", "labels.csv", "--split", "a:0.5,b:0.5", "--no-workers"]
+    code, _, err = run(*words, "--url", any_url, cwd=photos.parent)
+    assert code == 0, err
+    told = [line for line in err.splitlines() if "class" in line]
+    assert told == [
+        "label: 24 classes: Cat, cat, 'cat ', n00, n01, n02, n03, n04, n05, n06, ...",
+        "place: 1 class: a",
+    ]
 
 
 def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     Ctrl-C, SIGTERM and SIGHUP stop the production. The same command, started again, continues it.
     """
-    from penstock.cli.production import ProductionView, tell
+    from penstock.cli.production import ProductionView, tell, tell_classes
     from penstock_producer.jobs.production import SplitProduction
 
     end_by_signals()
@@ -53,9 +53,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         return _watch(args, console, plans)
     if args.follow and args.no_workers:
         raise WrongUsage("--follow stays and watches; --no-workers ends at once: for workers elsewhere --workers 0")
-    workers = dict.fromkeys(plans, 0) if args.no_workers else workers_of(args)
+    workers, options = dict.fromkeys(plans, 0) if args.no_workers else workers_of(args), options_of(args)
     try:
-        with SplitProduction(plans, options_of(args), workers=workers, notify=console.notice) as productions:
+        with SplitProduction(plans, options, workers=workers, notify=console.notice) as productions:
+            tell_classes(console, options.url, [plan.stream for plan in plans.values()])
             if args.no_workers:
                 queued = productions.enqueue_all()
                 for part, plan in plans.items():

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ STILL_S = 3.0
 """The time without a sample after which no remaining time is shown while writers wait for space."""
 JSON_S = 5.0
 """The time between two lines for a program."""
+CLASSES_NAMED = 10
+"""The most class names of a tensor in the line at the start."""
 MOST_TOLD = 16
 """The most epochs in such a line, the newest ones."""
 
@@ -186,6 +188,22 @@ def duration(seconds: float) -> str:
 
 def _called(epoch: int) -> str:
     return f"epoch {epoch}" if epoch >= 0 else "feed"
+
+
+def tell_classes(console: Console, url: str, streams: Iterable[str]) -> None:
+    """Print the class names of each label tensor, because a misspelt text is a class of its own."""
+    from penstock_common.stream.client import connect
+    from penstock_common.stream.streams import find_stream
+
+    with connect(url) as client:
+        found = [stream.info.get("classes") for name in streams if (stream := find_stream(client, name))]
+    lines: dict[str, None] = {}
+    for tensor, names in (pair for classes in found if isinstance(classes, Mapping) for pair in classes.items()):
+        shown = [name if name == name.strip() else repr(name) for name in map(str, names[:CLASSES_NAMED])]
+        some = ", ".join(shown) + (", ..." if len(names) > CLASSES_NAMED else "")
+        lines[f"{tensor}: {len(names)} class{'es' if len(names) > 1 else ''}: {some}"] = None
+    for line in lines:  # the parts of a split have the same
+        console.notice(line)
 
 
 def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
