@@ -68,8 +68,17 @@ def passed_over(info: Mapping[str, Any]) -> str | None:
     others: Counter[str] = Counter()
     for part in (info, *info.get("parts", ())):
         others.update(part.get("passed_over", {}))
-    return f"{_counted(others)} passed over: {_IMAGES}" if others else None
+    hidden = others.pop(HIDDEN, 0)
+    lines = [f"{_counted(others)} passed over: {_IMAGES}"] if others else []
+    if hidden:
+        lines.append(
+            f"{hidden} hidden members of tars passed over: a part of their path begins with a dot, or is __MACOSX"
+        )
+    return "; ".join(lines) or None
 
+
+HIDDEN = "hidden"
+"""The key of hidden members among the endings of ignored files. Endings begin with a dot."""
 
 _IMAGES = f"images are files ending in {' '.join(EXTENSIONS)}"
 

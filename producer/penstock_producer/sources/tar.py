@@ -29,7 +29,7 @@ from penstock_producer.sources.arrays import why_unread
 from penstock_producer.sources.config import TarConfig
 from penstock_producer.sources.decode import Decoder, probed
 from penstock_producer.sources.files import fingerprint, folder_of, is_hidden, is_pattern, shown
-from penstock_producer.sources.image_files import EXTENSIONS
+from penstock_producer.sources.image_files import EXTENSIONS, HIDDEN
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.order import part_at
 from penstock_producer.sources.protocol import Sample
@@ -53,8 +53,13 @@ class TarSource:
         self.draws = self._decoder.is_random
         """Whether `read` uses its generator (see `protocol.draws`)."""
         options = config.model_dump(mode="json", exclude={"path"})
+        # these were left out once, and an epoch of fewer samples is not continued with more
+        if found := sum(".." in key.split("/") for tar in self._tars for key in tar.shard.keys):
+            options["above"] = found
         self.fingerprint = fingerprint(options, (tar.file for tar in self._tars))
         self.info: dict[str, Any] = {"source": "tar", "tars": len(self._tars), "fields": self._fields}
+        if hidden := sum(tar.shard.hidden for tar in self._tars):
+            self.info["passed_over"] = {HIDDEN: hidden}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

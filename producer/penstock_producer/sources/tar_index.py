@@ -54,6 +54,8 @@ class TarContents:
     """For each sample, field (such as ``jpg``) -> place."""
     bad: list[str] = field(default_factory=list)
     """The reason for each sample that cannot be read, or an empty string."""
+    hidden: int = 0
+    """The members that are no part of a sample because their path is hidden (see `is_hidden`)."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -87,7 +89,11 @@ def scan(fd: int, path: str) -> TarContents:
             found.bad.append(_fault(os.path.basename(path), int(name[1:]), os.fstat(fd).st_size))  # noqa: PTH119
             continue
         key, extension = split_name(name)
-        if not extension or is_hidden(name.removeprefix("./")):
+        # tarfile keeps the ".." of a relative path, which hides nothing
+        if is_hidden("/".join(part for part in name.split("/") if part not in (".", ".."))):
+            found.hidden += 1
+            continue
+        if not extension:
             continue
         if key not in numbers:
             numbers[key] = len(found.keys)
@@ -189,7 +195,7 @@ def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return said
 
 
-_INDEX_VERSION = 2
+_INDEX_VERSION = 3
 """The version of the stored index."""
 
 
@@ -203,6 +209,8 @@ class TarShard:
     offsets: dict[str, NDArray[np.int64]]
     """Field -> the offset of each sample's bytes, or -1 where the sample has no such field."""
     sizes: dict[str, NDArray[np.int64]]
+    hidden: int
+    """See `TarContents`."""
 
     @classmethod
     def of(cls, found: TarContents) -> TarShard:
@@ -213,7 +221,7 @@ class TarShard:
         for number, members in enumerate(found.members):
             for name, member in members.items():
                 offsets[name][number], sizes[name][number] = member.offset, member.size
-        return cls(found.keys, {n: why for n, why in enumerate(found.bad) if why}, offsets, sizes)
+        return cls(found.keys, {n: why for n, why in enumerate(found.bad) if why}, offsets, sizes, found.hidden)
 
 
 class TarFile:
@@ -283,7 +291,7 @@ def _remembered_at(path: Path, stat: os.stat_result, cache: Path | None) -> Path
 def _remember(where: Path, shard: TarShard) -> None:
     """Store an index. An error changes nothing, and other processes never see a half-written file."""
     fields = list(shard.offsets)
-    words = json.dumps({"keys": shard.keys, "bad": shard.bad, "fields": fields}).encode()
+    words = json.dumps({"keys": shard.keys, "bad": shard.bad, "fields": fields, "hidden": shard.hidden}).encode()
     arrays: dict[str, Any] = {f"o{n}": shard.offsets[name] for n, name in enumerate(fields)}
     arrays |= {f"s{n}": shard.sizes[name] for n, name in enumerate(fields)}
     with suppress(OSError):
@@ -307,8 +315,8 @@ def _recalled(where: Path | None) -> TarShard | None:
             offsets = {name: kept[f"o{n}"].astype(np.int64) for n, name in enumerate(fields)}
             sizes = {name: kept[f"s{n}"].astype(np.int64) for n, name in enumerate(fields)}
         bad = {int(number): str(why) for number, why in words["bad"].items()}
-        keys = [shown(key) for key in words["keys"]]
+        keys, hidden = [shown(key) for key in words["keys"]], int(words["hidden"])
     except Exception:  # damaged in any way, so the index is made again
         return None
     whole = all(len(array) == len(keys) for array in (*offsets.values(), *sizes.values()))
-    return TarShard(keys, bad, offsets, sizes) if whole else None
+    return TarShard(keys, bad, offsets, sizes, hidden) if whole else None

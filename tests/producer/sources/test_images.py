@@ -119,6 +119,16 @@ def test_an_avif_a_jp2_and_an_ico_beside_a_jpg_are_all_read(tmp_path: Path) -> N
     assert passed_over(images.info) is None
 
 
+def test_files_and_hidden_members_of_a_mixture_are_told_apart() -> None:
+    """Each kind of file is left out for another reason."""
+    info = {"parts": [{"passed_over": {".txt": 2}}, {"passed_over": {"hidden": 3}}]}
+    said = str(passed_over(info))
+    assert said.startswith("2 x .txt passed over: images are files ending in .jpg")
+    assert said.endswith(
+        "; 3 hidden members of tars passed over: a part of their path begins with a dot, or is __MACOSX"
+    )
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_a_production_counts_aloud_what_it_passes_over(any_url: str, folder: Path, is_mixed: bool) -> None:
     """A class whose photos are all .heic would be missing from training without a word."""

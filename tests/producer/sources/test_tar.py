@@ -23,6 +23,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources import tar as tars
 from penstock_producer.sources import tar_index
 from penstock_producer.sources.config import TarConfig
+from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import config_for_jobs, open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
@@ -237,6 +238,39 @@ def test_the_order_and_form_of_a_tar_do_not_matter(tmp_path: Path) -> None:
         expected = expected or found
         assert len(found) == 2
         assert found == expected
+
+
+def test_a_relative_path_hides_no_member(tmp_path: Path) -> None:
+    """`tarfile.add("../data/001.png")` keeps the dots. Hidden members are left out, and counted also by the index."""
+    names = (
+        "../data/001",
+        "./004",
+        "a/./006",
+        ".././a/../007",
+        ".cache/002",
+        "ok/003",
+        "a/.b/005",
+        "__MACOSX/ok/._003",
+    )
+    path = pack(tmp_path / "a.tar", {f"{name}.id": name[-1].encode() for name in names})
+    for _ in range(2):
+        source = opened(TarConfig(path=str(path)))
+        keys = [source.key(index).removeprefix("a.tar:") for index in range(len(source))]
+        assert keys == ["../data/001", "004", "a/./006", ".././a/../007", "ok/003"]
+        assert [int(read(source, index)["id"]) for index in range(5)] == [1, 4, 6, 7, 3]
+        assert passed_over(source.info) == (
+            "3 hidden members of tars passed over: a part of their path begins with a dot, or is __MACOSX"
+        )
+
+
+def test_a_tar_whose_samples_were_left_out_is_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch that an earlier version began without them must not go on with other samples under its numbers."""
+    path = pack(tmp_path / "a.tar", {"../a/1.id": b"1", "b/2.id": b"2"})
+    now = opened(TarConfig(path=str(path)))
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(tar_index, "is_hidden", lambda name: name == "a/1.id")
+    assert len(now) == 2
+    assert opened(TarConfig(path=str(path))).fingerprint != now.fingerprint
 
 
 def test_fields_are_chosen_and_named(shards: Path) -> None:
