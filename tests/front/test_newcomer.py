@@ -136,6 +136,7 @@ ANSWERS = {
     "delete train": (1, "give --yes to do it without being asked"),
     "import photos train": (1, "is no export: it has no export.json; `penstock export STREAM DIR` makes one"),
     "show train --out sheet.pdf": (2, "'sheet.pdf': a PNG is written, so give a name that ends in .png"),
+    "produce tar tars --field x=jpg --field x=cls": (2, "--field x is given twice, with 'jpg' and 'cls'"),
     "produce images photos --stream a --stream b": (2, "--stream is given twice, with 'a' and 'b': once is enough"),
     "produce images split": (
         1,

@@ -360,10 +360,10 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
         case "dataset":
             return given("name", "transform")
         case "generator":
-            pairs = dict(_named(text, "--pair", "TENSOR=module:attribute") for text in args.pair) or None
+            pairs = _named_once(args.pair, "--pair", "TENSOR=module:attribute") or None
             return {**given("name", "batched", "limit", "transform", "endless"), "pairs": pairs}
         case "tar":
-            fields = dict(_named(text, "--field") for text in args.field) or None
+            fields = _named_once(args.field, "--field") or None
             return {**given("path", "transform", *_PIXELS), "fields": fields}
         case "arrays":
             return {**given("transform"), **_files(args.files)}
@@ -375,8 +375,7 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
             ]
             return {**given("samples"), "kind": "weighted", "parts": parts}
         case "source":
-            options = dict(_named(text, "--option") for text in args.option)
-            values = {name: _json(text) for name, text in options.items()}
+            values = {name: _json(text) for name, text in _named_once(args.option, "--option").items()}
             return {**given("name", "transform", "endless"), "kind": "installed", "options": values}
         case _:  # keras
             return given("name")
@@ -577,11 +576,16 @@ def _stem(path: str) -> str:
     return path.rpartition("/")[2].removesuffix(".npy")
 
 
-def _named(text: str, option: str, form: str = "NAME=VALUE") -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise WrongUsage(f"{option} {text!r}: write {form}")
-    return name, value
+def _named_once(texts: Sequence[str], option: str, form: str = "NAME=VALUE") -> dict[str, str]:
+    """Return name -> value. A name with two values is refused, because the last one would win silently."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise WrongUsage(f"{option} {text!r}: write {form}")
+        if found.setdefault(name, value) != value:
+            raise WrongUsage(f"{option} {name} is given twice, with {found[name]!r} and {value!r}: once is enough")
+    return found
 
 
 def _words(text: str) -> list[str]:
