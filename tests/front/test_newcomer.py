@@ -71,7 +71,7 @@ ANSWERS = {
         "a sample is a dict of arrays, sample['x']: for an image wr",
     ),
     "produce arrays cut.npy": (1, "cut.npy is not a readable .npy: it is cut off, shorter than its header says"),
-    "produce arrays objects.npy": (1, "it holds Python objects, which are pickles: save it with a dtype"),
+    "produce arrays objects.npy": (1, "it holds Python objects, which are pickles and never read: save texts as"),
     "produce tar some.tar --field y=label": (
         1,
         "no sample has a .label; the tars hold .txt, .cls, and a field is named ",

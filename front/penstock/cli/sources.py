@@ -94,8 +94,8 @@ def add_sources(
     )
     arrays = kinds.add_parser("arrays", help="rows of .npy or .npz files")
     arrays.add_argument(
-        "files", nargs="+", metavar="[TENSOR=]FILE", help="x=images.npy, x='part-*.npy', data.npz; .npy without a name "
-        "is called as its file is",
+        "files", nargs="+", metavar="[TENSOR=]FILE", help="x=images.npy, x='part-*.npy', data.npz, x=data.npz:train; "
+        ".npy without a name is called as its file is",
     )  # fmt: skip
     torch = kinds.add_parser("torch", help="a torch Dataset, IterableDataset or DataLoader")
     torch.add_argument("name", type=_import_name(torch), metavar="NAME", help=_NAME)
@@ -563,7 +563,8 @@ def _files(words: list[str]) -> Mapping[str, Any]:
     for word in words:
         name, sign, pattern = word.partition("=")
         pattern = pattern if sign else word
-        found = sorted(glob.glob(pattern)) or [pattern]  # noqa: PTH207 - one that matches nothing is named as it is
+        # a file that matches nothing, or FILE.npz:ARRAY, is named as it is
+        found = sorted(glob.glob(pattern)) or [pattern]  # noqa: PTH207
         for path in found:
             if path.endswith(".npz") and not sign:
                 archives.append(path)
@@ -573,7 +574,7 @@ def _files(words: list[str]) -> Mapping[str, Any]:
 
 
 def _stem(path: str) -> str:
-    return path.rpartition("/")[2].removesuffix(".npy")
+    return path.rpartition(".npz:" if ".npz:" in path else "/")[2].removesuffix(".npy")
 
 
 def _named_once(texts: Sequence[str], option: str, form: str = "NAME=VALUE") -> dict[str, str]:

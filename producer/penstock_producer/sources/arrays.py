@@ -6,6 +6,7 @@ Several files of one tensor follow each other; several tensors make one sample.
 from __future__ import annotations
 
 import os
+import shlex
 import struct
 import zipfile
 import zlib
@@ -17,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SourceError
+from penstock_common.hints import did_you_mean
 from penstock_common.wire.dtypes import wire_name
 from penstock_common.wire.spec import SpecLike
+from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.config import ArraysConfig
 from penstock_producer.sources.files import SourceFile, fingerprint, member_start, shown
 from penstock_producer.sources.items import as_sample
@@ -36,7 +39,10 @@ class ArrayColumn:
         _, like = parts[0]
         for where, part in parts:
             if not part.ndim:
-                raise SourceError(f"{where}: {name!r} has no rows: its shape is (); expected one row per sample")
+                advice = "; take the others by name, as in x=FILE.npz:ARRAY" if where.endswith(".npz") else ""
+                raise SourceError(
+                    f"{where}: {name!r} has no rows: its shape is (); expected one row per sample{advice}"
+                )
             if wire_name(part.dtype) is None and part.dtype.kind not in _TEXT:
                 bits = part.dtype.kind == "V" and part.dtype.names is None and part.dtype.itemsize == 2
                 hint = (
@@ -79,7 +85,7 @@ class ArraysSource:
 
     def __init__(self, config: ArraysConfig) -> None:
         paths = [*config.archives, *(path for files in config.columns.values() for path in files)]
-        files = [_file(path) for path in paths]
+        files = [_file(_archive_in(path) or path) for path in paths]
         parts = {name: [(path, _mapped(path)) for path in group] for name, group in config.columns.items()}
         for path in config.archives:
             found = _unpacked(path)
@@ -92,7 +98,8 @@ class ArraysSource:
         self._columns = {name: ArrayColumn(name, group) for name, group in parts.items()}
         lengths = {name: len(column) for name, column in self._columns.items()}
         if len(set(lengths.values())) > 1:
-            raise SourceError(f"the arrays have different lengths: {lengths}; each needs one row per sample")
+            advice = _by_name(config.archives[0], parts) if config.archives else ""
+            raise SourceError(f"the arrays have different lengths: {lengths}; each needs one row per sample{advice}")
         self._length = next(iter(lengths.values()))
         if not self._length:
             raise SourceError(f"{paths[0]} is empty: its arrays have no rows")
@@ -137,13 +144,40 @@ def _file(path: str) -> SourceFile:
     return SourceFile(os.path.basename(path), stat.st_size, int(stat.st_mtime))  # noqa: PTH119
 
 
+def _archive_in(path: str) -> str | None:
+    """Return the file in ``FILE.npz:ARRAY``, or None for another path."""
+    file, colon, _ = path.rpartition(":")
+    if not colon or not file.endswith(".npz") or not os.path.isfile(file) or os.path.lexists(path):  # noqa: PTH113
+        return None
+    require_inside(file)  # a job's paths were checked with the name of the array, which hides a link
+    return file
+
+
+def _by_name(path: str, parts: Mapping[str, Sequence[tuple[str, NDArray[Any]]]]) -> str:
+    """Return the advice to take some arrays of an archive: those as long as its first."""
+    arrays = {name: part for name, [(_, part), *_] in parts.items() if part.ndim}
+    alike = [name for name, part in arrays.items() if len(part) == len(next(iter(arrays.values())))]
+    named = " ".join(shlex.quote(f"{name}={path}:{name}") for name in alike[:_NAMED])
+    return f"; take some of them by name, as in {shown(named)}"
+
+
+_NAMED = 4
+"""The most arrays that an example names."""
+
+
 def _mapped(path: str) -> NDArray[Any]:
+    if archive := _archive_in(path):
+        name = path.removeprefix(f"{archive}:")
+        return _unpacked(archive, name)[name]
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise SourceError(f"{path} is not a readable .npy: {why_unread(error)}") from error
     if isinstance(found, Mapping):
-        raise SourceError(f"{path} holds several arrays: give it without a tensor's name")
+        first = next(iter(found), "ARRAY")
+        raise SourceError(
+            f"{path} holds several arrays: give it without a tensor's name, or take one by name, as in x={path}:{first}"
+        )
     array: NDArray[Any] = found
     return array
 
@@ -154,16 +188,30 @@ _UNREADABLE = (
 """The errors of numpy and of the modules for zips at a damaged archive, or at one of an unknown kind."""
 
 
-def _unpacked(path: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz, mapped where they are stored and read into memory where they are compressed."""
+def _unpacked(path: str, only: str | None = None) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz, mapped where they are stored and read into memory where they are compressed.
+
+    Args:
+        path: the file.
+        only: the one array to return. None means all.
+    """
     try:
         with zipfile.ZipFile(path) as archive, open(path, "rb") as file:  # noqa: PTH123
-            return {
-                member.filename.removesuffix(".npy"): _stored(path, file, member)
-                if member.compress_type == zipfile.ZIP_STORED
-                else _compressed(archive, member)
+            members = {
+                member.filename.removesuffix(".npy"): member
                 for member in archive.infolist()
                 if member.filename.endswith(".npy")
+            }
+            if only is not None and only not in members:
+                raise SourceError(
+                    f"{path} holds no array {only!r}; it holds {', '.join(members)}{did_you_mean(only, members)}"
+                )
+            return {
+                name: _stored(path, file, member)
+                if member.compress_type == zipfile.ZIP_STORED
+                else _compressed(archive, member)
+                for name, member in members.items()
+                if only in (None, name)
             }
     except _UNREADABLE as error:
         raise SourceError(f"{path} is not a readable .npz: {why_unread(error)}") from error
@@ -192,7 +240,8 @@ def why_unread(error: BaseException) -> str:
     text = str(error)
     if "bject arrays" in text or "Python objects" in text:
         return (
-            "it holds Python objects, which are pickles: save it with a dtype, as in np.save(path, array.astype('S'))"
+            "it holds Python objects, which are pickles and never read: save texts as array.astype('S'), numbers as "
+            "array.astype('float32'), and each value of dicts as an array of its own"
         )
     if "pickled" in text:  # numpy takes unknown bytes for a pickle, and advises to unpickle them
         return "it does not begin as numpy.save writes it"

@@ -103,7 +103,7 @@ class ArraysConfig(_Config):
 
     kind: Literal["arrays"] = "arrays"
     columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Tensor name -> .npy files, whose rows follow each other."""
+    """Tensor name -> .npy files, or ``FILE.npz:ARRAY``, whose rows follow each other."""
     archives: tuple[str, ...] = ()
     """.npz files, whose rows follow each other. Every array in them is a column."""
     transform: str | None = None

@@ -176,8 +176,9 @@ def _import(module_name: str) -> Any:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    names = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(names[one] for one in close)}?" if close else ""
 
 
 _PREFIX = "local-"

@@ -11,7 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.cli import Parser
+from penstock.cli.sources import add_sources, source_of
 from penstock_common.errors import SourceError
+from penstock_producer.sources import allowed
+from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import ArraysConfig
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import Source
@@ -100,7 +104,10 @@ def test_values_are_known_without_making_samples(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:3]}, r"different lengths: {'x': 7, 'y': 3}"),
         ({"x": X[:0]}, "is empty"),
         ({"x": np.array(3)}, r"'x' has no rows: its shape is \(\)"),
-        ({"x": np.array([{}], object)}, "not a readable .npy"),
+        (
+            {"x": np.array([{}], object)},
+            r"not a readable .npy: it holds .* save texts as array\.astype\('S'\), .* each value of dicts as an array",
+        ),
         ({"x": np.array(["2024-01-01"], "M8[D]")}, r"of dtype datetime64\[D\]; expected numbers or strings"),
         (
             {"x": np.ones(2, ml_dtypes.bfloat16)},
@@ -122,6 +129,61 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, files: dict[str, 
     with pytest.raises(SourceError, match=message) as caught:
         opened(ArraysConfig(columns=columns))
     assert "\n" not in str(caught.value)
+
+
+def arrays_of(*words: str) -> Any:
+    """The source of a command's files."""
+    parser = Parser()
+    add_sources(parser, Parser, production=False)
+    return opened(source_of(parser.parse_args(["arrays", *words])))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_an_archive_are_taken_by_name(tmp_path: Path, save: Any) -> None:
+    """Training and test rows of MNIST lie in one file."""
+    path = tmp_path / "mnist.npz"
+    save(path, x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2], mean=np.float32(0.5))
+    for words, rows in (
+        ((f"x={path}:x_train", f"y={path}:y_train"), 7),
+        ((f"x={path}:x_test", f"y={path}:y_test"), 2),
+    ):
+        source = arrays_of(*words)
+        assert len(source) == rows
+        assert [read(source, n)["x"].tolist() for n in range(rows)] == X[:rows].tolist()
+        assert [int(read(source, n)["y"]) for n in range(rows)] == Y[:rows].tolist()
+    assert arrays_of(f"x={path}:x_train").fingerprint != arrays_of(f"x={path}:y_train").fingerprint
+    both = arrays_of(f"x={path}:x_train", f"x={path}:x_test")
+    assert read(both, 8)["x"].tolist() == X[1].tolist()
+    assert set(arrays_of(f"{path}:x_train", f"{path}:y_train").spec) == {"x_train", "y_train"}
+
+
+def test_errors_of_archives_name_the_way_to_take_an_array(tmp_path: Path) -> None:
+    """The advice of one error must not lead to the next one."""
+    path, mean = tmp_path / "mnist.npz", tmp_path / "mean.npz"
+    np.savez(path, x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2])
+    np.savez(mean, x=X, mean=np.float32(0.5))
+    advice = rf"take some of them by name, as in x_train={path}:x_train y_train={path}:y_train$"
+    with pytest.raises(SourceError, match=advice):
+        arrays_of(str(path))
+    with pytest.raises(SourceError, match=f"without a tensor's name, or take one by name, as in x={path}:x_train$"):
+        arrays_of(f"x={path}")
+    with pytest.raises(SourceError, match=r"'mean' has no rows: .*; take the others by name, as in x=FILE\.npz:ARRAY$"):
+        arrays_of(str(mean))
+    with pytest.raises(SourceError, match=r"holds no array 'x_tain'; it holds x_train, .*; did you mean 'x_train'"):
+        arrays_of(f"x={path}:x_tain")
+    with pytest.raises(SourceError, match=r"none\.npz:x: No such file"):
+        arrays_of(f"x={tmp_path}/none.npz:x")
+
+
+def test_the_name_of_an_array_hides_no_link_out_of_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with --root reads an archive by name only where it may read it whole."""
+    (tmp_path / "root").mkdir()
+    np.savez(tmp_path / "secret.npz", x=X)
+    link = tmp_path / "root" / "link.npz"
+    link.symlink_to(tmp_path / "secret.npz")
+    monkeypatch.setattr(allowed, "_roots", (str(tmp_path / "root"),))
+    with pytest.raises(NotAllowed, match=r"secret\.npz\) is outside the folders"):
+        arrays_of(f"x={link}:x")
 
 
 def claiming(rows: int, body: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -64,6 +64,7 @@ def test_functions_and_classes_are_called_objects_are_not(user_module: UserModul
         ("code/augment.py:flip", "write the module instead: code.augment:flip"),
         ("no_such_module_anywhere:flip", "no module 'no_such_module_anywhere' on the import path"),
         ("os.path:joins", "os.path has no 'joins'; did you mean join"),
+        ("os:PATHSEP", r"os has no 'PATHSEP'; did you mean pathsep"),
         ("os:path.nothing", "os has no 'nothing'"),
     ],
 )
