@@ -3,15 +3,17 @@
 `penstock produce dataset tfrecord_rows:train --transform tfrecord_rows:to_sample`
 
 TensorFlow reads such files from front to back. One pass over the lengths makes every record readable by its number.
+TensorFlow's own reader verifies both checksums of a record, so a damaged record is a bad sample.
 """
 
 from __future__ import annotations
 
 import os
-import struct
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.lib.io.tf_record import tf_record_random_reader
 
 PATH = "train.tfrecord"
 _HEAD, _FOOT = 12, 4
@@ -22,22 +24,25 @@ class Records:
     """The records by number, as bytes."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY)
-        self._places: list[tuple[int, int]] = []
-        at, end = 0, os.fstat(self._fd).st_size
-        while at < end:
-            (length,) = struct.unpack("<Q", os.pread(self._fd, 8, at))
-            self._places.append((at + _HEAD, length))
-            at += _HEAD + length + _FOOT
-        if at != end:
-            raise ValueError(f"{path} is cut off in record {len(self._places) - 1}")
+        self._reader = tf_record_random_reader(path)
+        self._starts: list[int] = []
+        with Path(path).open("rb") as file:
+            at, end = 0, os.fstat(file.fileno()).st_size
+            while at < end:
+                self._starts.append(at)
+                length = int.from_bytes(os.pread(file.fileno(), 8, at), "little")
+                at += _HEAD + length + _FOOT
+            if at != end and file.read(2) == b"\x1f\x8b":
+                raise ValueError(f"{path} is compressed (gzip), so it has no records by number; unpack it with gunzip")
+            if at != end:
+                raise ValueError(f"{path} is cut off or damaged, in record {len(self._starts) - 1} or before it")
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._starts)
 
     def __getitem__(self, index: int) -> bytes:
-        offset, length = self._places[index]
-        return os.pread(self._fd, length, offset)
+        record: bytes = self._reader.read(self._starts[index])[0]
+        return record
 
 
 def train() -> Records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,30 @@ def write_tfrecord(folder: Path) -> None:
                 "label": example.Feature(int64_list=example.Int64List(value=[n])),
             }
             file.write(example.Example(features=example.Features(feature=feature)).SerializeToString())
+
+
+@pytest.mark.slow
+def test_a_damaged_tfrecord_file_gives_no_wrong_sample(any_url: str, tmp_path: Path) -> None:
+    """One flipped bit of a pixel, and files that are cut off or compressed, must be named."""
+    write_tfrecord(tmp_path)
+    path = tmp_path / "train.tfrecord"
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(IMAGES[3].tobytes()) + 5] ^= 1
+    command = ["produce", "dataset", "tfrecord_rows:train", "--transform", "tfrecord_rows:to_sample", "--workers", "1"]
+    places = {"PYTHONPATH": ":".join([str(EXAMPLES), *PATHS]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for content, message in (
+        (bytes(flipped), "40 samples, 1 of them bad"),
+        (whole[:-3], "train.tfrecord is cut off or damaged, in record 39 or before it"),
+        (gzip.compress(whole), "train.tfrecord is compressed (gzip), so it has no records by number"),
+    ):
+        path.write_bytes(content)
+        code, out, err = run(*command, "--url", any_url, cwd=tmp_path, **places)
+        assert (code == 0) == (content == flipped), err
+        assert message in out + err
+        if content == flipped:
+            assert "bad sample: tfrecord_rows:train[3]: the dataset failed: DataLossError: corrupted record" in err
+            assert {int(sample["y"]) for sample in read_epoch(any_url).values()} == set(range(40)) - {3}
 
 
 @pytest.mark.parametrize(
