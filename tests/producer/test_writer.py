@@ -476,10 +476,15 @@ class TestRefusals:
             pass
         said: list[str] = []
         with pytest.raises(
-            BudgetRefused, match=r"no memory for .*budgets take 73 MiB of the 74 MiB .*penstock delete NAME.*--budget"
+            BudgetRefused,
+            match=r"no memory for .*budgets take 73 MiB of the 74 MiB .*penstock delete NAME.*"
+            r"penstock\.Writer\(NAME, budget_bytes=BYTES\)\.close\(\) does it",
         ):
             writer_of(server.url, notify=said.append)
         assert said == []  # it takes nothing, so nothing is announced
+        Writer("other", url=server.url, budget_bytes=40 << 20).close()
+        with writer_of(server.url) as writer:
+            assert writer.stream.budget_bytes >> 20 == 17
 
     def test_a_sample_larger_than_a_quarter_of_the_budget_is_refused(self, any_url: str) -> None:
         """It might wait for budget for ever, so an error with numbers comes at once."""

@@ -173,8 +173,8 @@ def admit_stream(
 def default_budget(client: Client, name: str, payload: str | None = None, partitions: int | None = None) -> int:
     """Return the budget of a new stream that names none.
 
-    It is DEFAULT_BUDGET_BYTES, or half of what the other streams leave of the servers' memory if that is less. So there
-    is always space for a further stream.
+    It is DEFAULT_BUDGET_BYTES, or half of what the other streams leave of the servers' memory if that is less. A new
+    stream is refused once they leave less than LEAST_BUDGET_BYTES, whatever they hold: budgets are promises.
     """
     if payload not in (None, "inline"):
         return DEFAULT_BUDGET_BYTES
@@ -207,8 +207,7 @@ def _require_any_room(wanted: StreamBudget, others: Sequence[ServerBudgets]) -> 
             raise BudgetRefused(
                 f"no memory for stream {wanted.name!r}: the other streams' budgets take {readable_bytes(taken)} of the "
                 f"{readable_bytes(one.room_bytes)} that streams may have of {_named(one, others)} maxmemory "
-                f"{readable_bytes(one.limit_bytes)}: {REMOVE}, give one of them less by --budget (budget_bytes=), "
-                "or raise maxmemory"
+                f"{readable_bytes(one.limit_bytes)}: {REMOVE}, {SHRINK}, or raise maxmemory"
             )
 
 
