@@ -159,7 +159,10 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     production = parser.add_argument_group("production")
     add = production.add_argument
     add("--stream", type=STREAM_NAME, default=DEFAULT_STREAM, help="default: %(default)s")
-    add("--epochs", type=_COUNT, help="so many in addition to those of the stream (default: 1)")
+    add(
+        "--epochs", type=_COUNT,
+        help="so many in addition to those of the stream, or those that the same command left unfinished (default: 1)",
+    )  # fmt: skip
     add(
         "--block-transform",
         type=IMPORT_NAME,
