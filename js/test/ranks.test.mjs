@@ -13,6 +13,7 @@ import {
   load,
   MemberReplaced,
   OrderNeedsSizes,
+  openWriter,
   ReplayTruncated,
   StateMismatch,
   TooLarge,
@@ -324,6 +325,25 @@ test("a group that was begun in another way is refused in Python's words", async
   const ranked = begin(stream, { group: "ranked", worldSize: 3, notify: (line) => said.push(line) });
   assert.equal((await collect(ranked)).length, 2); // the two ranks have left
   assert.match(said[0], /^epoch 0 ended here, and ranks 1, 2 of the 3 ranks of group 'ranked' did not come: 2\/3/);
+});
+
+test("an epoch without a sample waits for no rank", async () => {
+  const stream = "empty";
+  const writer = await openWriter(stream, { spec: { x: ["int64", []] }, url: peer.url });
+  await (await writer.epoch(0, { sizes: [40] })).abandon();
+  const epoch = await writer.epoch(1, { sizes: [6] });
+  const shard = await epoch.shard(0);
+  for (let number = 0n; number < 6n; number++) await shard.write({ x: number });
+  await shard.close();
+  await epoch.close();
+  await writer.close();
+  const said = [];
+  const loader = begin(stream, { batchSize: 2, worldSize: 3, notify: (line) => said.push(line) });
+  assert.equal((await collect(loader)).length, 1);
+  assert.deepEqual(
+    said.filter((line) => line.includes("did not come")).map((line) => line.slice(0, 19)),
+    ["epoch 1 ended here,"],
+  );
 });
 
 test("options that cannot be meant are refused", async () => {

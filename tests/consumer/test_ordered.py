@@ -232,6 +232,16 @@ class TestWaits:
             list(one)
         assert ["rank 2 of the 3 ranks" in line for line in told if "did not come" in line] == [True]
 
+    def test_an_epoch_without_a_sample_waits_for_no_rank(self, any_url: str) -> None:
+        """The ranks of an abandoned epoch have nothing to read, so their absence is no mistake."""
+        with planned_writer(any_url) as writer:
+            writer.epoch(sizes=[563]).abandon()
+        produce(any_url, "t", 48)
+        told: list[str] = []
+        with rank_of(any_url, 0, 3, notify=told.append) as zero:
+            list(zero)
+        assert [line[:20] for line in told if "did not come" in line] == ["epoch 1 ended here, "]
+
     def test_an_order_that_nobody_knows_is_refused_at_once(self, any_url: str) -> None:
         """Two writers of an unplanned epoch race, so any order read from them would be an accident."""
         with planned_writer(any_url) as one, planned_writer(any_url) as two:

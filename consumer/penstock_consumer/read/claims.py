@@ -567,7 +567,8 @@ class RankClaim(Claim):
 
     def tell_absent(self, epoch: int) -> None:
         """See `Claim.tell_absent`."""
-        if not self._is_absence_reported and (absent := self._absent_ranks(epoch)):
+        is_due = not self._is_absence_reported and self.steps(epoch, "pad") != 0
+        if is_due and (absent := self._absent_ranks(epoch)):
             self._is_absence_reported = True
             self.notify(absent_notice(self.who, epoch, absent))
 

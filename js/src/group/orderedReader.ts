@@ -209,6 +209,11 @@ export class OrderedReader {
     return false;
   }
 
+  /** Whether the epoch ended without a sample. */
+  get isEmpty(): boolean {
+    return this.#total === 0;
+  }
+
   /** Return the positions in the epoch, as far as they are known. */
   get #total(): number | null {
     return this.#brokenOff ?? plannedSamples(this.#manifest);

@@ -299,7 +299,8 @@ export class OrderedReading extends Reading {
     const { epoch } = run.reader;
     const { notify } = this.#made.chosen;
     const { who } = this.member;
-    const absent = this.#isAbsenceTold ? [] : await this.member.absentRanks(epoch);
+    const isEmpty = run.reader instanceof OrderedReader && run.reader.isEmpty;
+    const absent = this.#isAbsenceTold || isEmpty ? [] : await this.member.absentRanks(epoch);
     if (absent.length > 0) {
       this.#isAbsenceTold = true;
       notify(absentNotice(who, epoch, absent));
