@@ -61,9 +61,11 @@ def write_files(folder: Path) -> dict[str, str]:
     return environment | {"PATH": os.pathsep.join(path), "USER": "me"}
 
 
-def submit(script: str, folder: Path) -> str:
-    """Run a batch script to its end and return its output."""
+def submit(script: str, folder: Path, change: tuple[str, str] = ("", "")) -> tuple[int, str]:
+    """Run a batch script to its end, after a change of the files. Return its exit code and its output."""
     environment = write_files(folder)
+    for name, text in FILES.items():
+        (folder / name).write_text(text.replace(*change))
     if has_slurm():  # of one node
         command = ["sbatch", "--wait", "--nodes=1", f"--ntasks-per-node={RANKS[script]}", "--output=log", script]
     else:
@@ -80,9 +82,7 @@ def submit(script: str, folder: Path) -> str:
         timeout=120,
         check=False,
     )
-    output = (folder / "log").read_text() if has_slurm() else done.stdout
-    assert done.returncode == 0, output
-    return output
+    return done.returncode, (folder / "log").read_text() if has_slurm() else done.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -99,7 +99,8 @@ def test_a_script_is_bash_and_asks_for_what_it_uses(script: str, tmp_path: Path)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_trains_every_rank_and_leaves_nothing(script: str, tmp_path: Path) -> None:
     """Each of the ranks has the same steps, and neither a file nor an address stays on the node."""
-    output = submit(script, tmp_path)
+    code, output = submit(script, tmp_path)
+    assert code == 0, output
     ranks = RANKS[script]
     steps = 200 // ranks
     told = sorted(re.findall(rf"rank \d of {ranks}: (\d+) steps", output))
@@ -109,6 +110,24 @@ def test_a_script_trains_every_rank_and_leaves_nothing(script: str, tmp_path: Pa
         assert "connection broke" not in output
     assert [path.name for path in tmp_path.glob("penstock-*")] == []
     assert not [*Path("/dev/shm").glob("penstock-me-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("index * index}", "index // (index % 3 // 2)}"),
+        ("produce dataset mydata:train", "produce dataset mydata:trian"),
+    ],
+    ids=["bad samples", "no such dataset"],
+)
+def test_a_failed_production_fails_the_job_and_ends_its_ranks(change: tuple[str, str], tmp_path: Path) -> None:
+    """A job that trained on a part of its data must not look like one that is done."""
+    code, output = submit("nodes.sbatch", tmp_path, change)
+    assert code == 1, output
+    assert "clean: lost 0" not in output
+    assert "WaitTimeout" not in output  # ranks that nobody ends wait for 60 s
+    assert [path.name for path in tmp_path.glob("penstock-*")] == []
 
 
 def test_the_address_is_private_and_names_this_host(tmp_path: Path) -> None:
