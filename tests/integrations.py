@@ -26,7 +26,8 @@ PAGES = {
     "pytorch-trainers": [
         r"rank 0, epoch 1: 16 steps", r"rank 1, epoch 1: 16 steps",
         r"rank 0: 32 steps, loss 0", r"rank 1: 32 steps, loss 0",
-        r"rank 0: 32 steps$", r"rank 1: 32 steps$",
+        r"rank 0: 26 steps, validation loss 0", r"rank 1: 26 steps, validation loss 0",
+        r"rank 0: 203 samples, accuracy", r"rank 1: 203 samples, accuracy",
     ],
     "sweep": [r"5 trials, best loss 0\.\d+"],
     "coming-from-tensorcom": [r"7 \(4, 32, 32, 3\) \(4,\)", r"1 \(4, 32, 32, 3\) \(4,\)"],
@@ -60,6 +61,67 @@ def test_what_a_page_shows_runs_as_it_stands(page: str, any_url: str, tmp_path: 
             printed += run(block, tmp_path, any_url)
     missing = [told for told in PAGES[page] if not re.search(told, printed, re.MULTILINE)]
     assert not missing, printed
+
+
+# --- Lightning --------------------------------------------------------------------------------------------------------
+
+RESUMED = """\
+import collections
+import lightning, penstock, with_lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+seen, Loader = [], penstock.Loader
+
+
+class Net(with_lightning.Net):
+    def training_step(self, batch, index):
+        seen.append(batch["index"].tolist())
+        return super().training_step(batch, index)
+
+
+def trainer(*callbacks, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1}
+    return with_lightning.StreamTrainer(callbacks=[*callbacks], default_root_dir=folder, **quiet, **options)
+
+
+def fit(made, **options):
+    made.fit(Net(), datamodule=with_lightning.Stream(), **options)
+    return made.global_step
+
+
+folder = "alone"
+(alone,) = trainer().validate(Net(), datamodule=with_lightning.Stream())
+print("validated", *alone)
+for folder, saved, when, stop in (
+    ("end", 25, {}, {"max_epochs": 1}),
+    ("middle", 40, {"every_n_train_steps": 40}, {"max_steps": 43}),
+    ("reloaded", 50, {}, {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}),
+):
+    seen.clear()
+    penstock.Loader = lambda stream, group, **options: Loader(stream, group=folder, **options)
+    first = fit(trainer(ModelCheckpoint(folder, "{step}", **when), **stop))
+    del seen[saved:]
+    last = fit(trainer(max_epochs=3), ckpt_path=f"{folder}/step={saved}.ckpt")
+    times = collections.Counter(number for batch in seen for number in batch)
+    print(folder, first, last, *collections.Counter(times.values()).items())
+"""
+
+
+def test_lightning_resumes_at_each_place_with_each_sample(any_url: str, tmp_path: Path) -> None:
+    """Lightning counts passes itself, so a state of the wrong kind skips an epoch without a word."""
+    text = (ROOT / "docs/pytorch-trainers.md").read_text()
+    for name in ("mydata.py", "with_lightning.py"):
+        [block] = re.findall(rf"^```python {name}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        (tmp_path / name).write_text(block.replace('"labels": centre}', '"labels": centre, "index": index}'))
+    (tmp_path / "resumed.py").write_text(RESUMED)
+    run(
+        "penstock produce dataset mydata:train --stream points --split train:0.75,val:0.25 --epochs 3",
+        tmp_path,
+        any_url,
+    )
+    printed = run("python resumed.py", tmp_path, any_url).splitlines()
+    expected = ["validated val_loss", "end 25 75 (3, 785)", "middle 43 75 (3, 785)", "reloaded 50 75 (3, 785)"]
+    assert [line for line in printed if line in expected] == expected, "\n".join(printed)
 
 
 # --- examples/tensorcom -----------------------------------------------------------------------------------------------

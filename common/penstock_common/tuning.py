@@ -57,8 +57,8 @@ class Tuning:
         timeout_s: Loader: the longest wait in seconds. The default waits without limit and says for what, but at most
             60 s for a stream or a first epoch that never comes.
         remainder: Loader: the use of a last step that the epoch does not fill. 'pad' fills it with the epoch's first
-            samples, and in shared order with the batch's own. 'drop' leaves it out, and 'keep' makes it smaller. The
-            default is 'pad' for several ranks, else 'keep'.
+            samples, and in shared order with the batch's own. 'drop' leaves it out. 'keep' makes it smaller, which
+            several ranks refuse, because all have the same steps. The default is 'pad' for several ranks, else 'keep'.
         prefetch_bytes: Loader, Replay, Files: the payload bytes that are read ahead, 64 MiB by default.
         lease_s: Loader: the seconds after which others may take what this process holds, if it is silent; 30 by
             default. Replay: the seconds after which a silent replay keeps its epoch no longer.
