@@ -63,12 +63,81 @@ def test_what_a_page_shows_runs_as_it_stands(page: str, any_url: str, tmp_path: 
     assert not missing, printed
 
 
+CHECKPOINTED = """\
+import collections, sys
+import torch.distributed
+from accelerate import Accelerator
+import penstock
+
+stop, seen = int(sys.argv[1]), []
+accelerator = Accelerator(cpu=True)
+rank, ranks = accelerator.process_index, accelerator.num_processes
+options = {"group": sys.argv[1], "batch_size": 32, "acknowledge": "on_checkpoint"}
+
+
+def read(loader, steps):
+    found = []
+    while len(found) < steps:
+        for batch in loader:
+            found.append(batch["index"].tolist())
+            if len(found) == steps:
+                break
+    return found
+
+
+for resumes in False, True:
+    with penstock.Loader("train", order=penstock.Canonical(rank, ranks), **options) as loader:
+        accelerator._custom_objects.clear()  # as in a new process
+        accelerator.register_for_checkpointing(loader)
+        if resumes:
+            accelerator.load_state("saved")
+            seen += read(loader, 48 - stop)
+        else:
+            for batch in loader:
+                seen.append(batch["index"].tolist())
+                if len(seen) == stop:
+                    accelerator.save_state("saved")
+                    accelerator.wait_for_everyone()
+                    loader.checkpointed()
+            del seen[stop:]
+    accelerator.wait_for_everyone()
+every = [None] * ranks
+torch.distributed.all_gather_object(every, seen)
+times = collections.Counter(number for rank in every for batch in rank for number in batch)
+if not rank:
+    print("counted", *collections.Counter(times.values()).items())
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("stop", [10, 16])
+def test_accelerate_keeps_the_place_of_both_ranks(stop: int, any_url: str, tmp_path: Path) -> None:
+    """Each rank loads the state that rank 0 saved, within an epoch and at its end."""
+    text = (ROOT / "docs/pytorch-trainers.md").read_text()
+    [block] = re.findall(r"^```python mydata.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mydata.py").write_text(block.replace('"labels": centre}', '"labels": centre, "index": index}'))
+    (tmp_path / "checkpointed.py").write_text(CHECKPOINTED)
+    run("penstock produce dataset mydata:train --epochs 3", tmp_path, any_url)
+    printed = run(f"torchrun --nproc-per-node 2 checkpointed.py {stop}", tmp_path, any_url)
+    assert "counted (3, 1024)" in printed, printed
+
+
+def test_trials_of_two_studies_in_memory_have_groups_of_their_own() -> None:
+    """Each study counts its trials from 0, and a group reads each epoch once."""
+    optuna = pytest.importorskip("optuna")
+
+    [name] = re.findall(r"group=(f\"[^\"]+\")", (ROOT / "docs/sweep.md").read_text())
+    trials = [optuna.create_study().ask() for _ in range(2)]
+    assert len({eval(name, {"trial": trial}) for trial in trials}) == 2
+
+
 # --- Lightning --------------------------------------------------------------------------------------------------------
 
 RESUMED = """\
-import collections
+import collections, os, signal
 import lightning, penstock, with_lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 seen, Loader = [], penstock.Loader
 
@@ -76,7 +145,14 @@ seen, Loader = [], penstock.Loader
 class Net(with_lightning.Net):
     def training_step(self, batch, index):
         seen.append(batch["index"].tolist())
+        if folder == "ended" and len(seen) == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
         return super().training_step(batch, index)
+
+
+class Passes(lightning.Callback):
+    def on_train_epoch_end(self, trainer, module):
+        steps.append(trainer.global_step)
 
 
 def trainer(*callbacks, **options):
@@ -85,7 +161,10 @@ def trainer(*callbacks, **options):
 
 
 def fit(made, **options):
-    made.fit(Net(), datamodule=with_lightning.Stream(), **options)
+    try:
+        made.fit(Net(), datamodule=with_lightning.Stream(), **options)
+    except SIGTERMException:
+        pass
     return made.global_step
 
 
@@ -96,6 +175,7 @@ for folder, saved, when, stop in (
     ("end", 25, {}, {"max_epochs": 1}),
     ("middle", 40, {"every_n_train_steps": 40}, {"max_steps": 43}),
     ("reloaded", 50, {}, {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}),
+    ("ended", 8, {"save_on_exception": True}, {"max_epochs": 2}),
 ):
     seen.clear()
     penstock.Loader = lambda stream, group, **options: Loader(stream, group=folder, **options)
@@ -104,6 +184,9 @@ for folder, saved, when, stop in (
     last = fit(trainer(max_epochs=3), ckpt_path=f"{folder}/step={saved}.ckpt")
     times = collections.Counter(number for batch in seen for number in batch)
     print(folder, first, last, *collections.Counter(times.values()).items())
+folder, steps = "limited", []
+fit(trainer(Passes(), max_epochs=3, limit_train_batches=10))
+print(folder, *steps)
 """
 
 
@@ -121,6 +204,7 @@ def test_lightning_resumes_at_each_place_with_each_sample(any_url: str, tmp_path
     )
     printed = run("python resumed.py", tmp_path, any_url).splitlines()
     expected = ["validated val_loss", "end 25 75 (3, 785)", "middle 43 75 (3, 785)", "reloaded 50 75 (3, 785)"]
+    expected += ["ended 8 75 (3, 785)", "limited 10 20 25"]
     assert [line for line in printed if line in expected] == expected, "\n".join(printed)
 
 

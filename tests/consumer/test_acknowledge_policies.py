@@ -53,6 +53,24 @@ def test_a_shared_group_acknowledges_a_batch_as_soon_as_it_is_trained_on(any_url
             assert delivered(any_client) == count
 
 
+def test_an_error_that_leaves_with_does_not_acknowledge_the_batch_and_close_does(
+    any_url: str, any_client: Client
+) -> None:
+    """The step raised, so its batch was not trained on. close() cannot know that."""
+    produce(any_url, "t", 40)
+    with suppress(ValueError), loader_of(any_url, batch_size=4) as loader:
+        next(iter(loader))
+        raise ValueError
+    assert delivered(any_client) == 0
+    with suppress(ValueError), loader_of(any_url, batch_size=4) as loader:
+        try:
+            next(iter(loader))
+            raise ValueError
+        finally:
+            loader.close()
+    assert delivered(any_client) == 4
+
+
 def test_a_loop_that_acknowledges_does_not_wait(any_url: str) -> None:
     """Others would be told that all loops wait, and one of them would end with an error."""
     produce(any_url, "t", 40)
