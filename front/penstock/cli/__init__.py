@@ -80,7 +80,7 @@ COMMANDS: dict[str, Entry] = {
 
 WIDEST = 110
 """The widest help in columns, because longer lines are hard to read."""
-EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
+EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C or SIGTERM"
 
 
 _CONFIG_SET = re.compile(r'redis-cli(?: -h \S+ -p \d+)? CONFIG SET (\S+) ("[^"]*"|\S+)')

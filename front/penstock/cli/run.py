@@ -70,7 +70,7 @@ class _RunParser(Parser):
 EPILOG = (
     "example:\n  penstock run images photos/ --resize 224x224 --epochs 3 -- python train.py\n\n"
     "exit codes: the training command's own (128 + n where signal n ended it), 1 the production failed and the\n"
-    "command was ended for it, 2 wrong usage, 130 Ctrl-C"
+    "command was ended for it, 2 wrong usage, 130 Ctrl-C or SIGTERM"
 )
 
 
