@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from penstock_common.hints import HABITS, near
+from penstock_common.hints import HABITS, explained, near
 from penstock_common.waiting import Notify
 
 P = ParamSpec("P")
@@ -120,6 +120,9 @@ class Tuning:
     worker_memory_bytes: int | None = None
     notify: Notify | None = None
 
+
+for _kind in (Canonical, Tuning):
+    _kind.__init__ = explained(_kind.__init__)  # type: ignore[method-assign]
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "Loader": ("member", "create", "timeout_s", "remainder", "prefetch_bytes", "lease_s", "acknowledge_every_s",

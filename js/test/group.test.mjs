@@ -14,6 +14,7 @@ import {
   GroupNotFound,
   load,
   MemberReplaced,
+  openWriter,
   StateMismatch,
   StreamNotFound,
   TooManyDeadLetters,
@@ -296,6 +297,14 @@ test("an epoch that is not produced yet is waited for, in words", async () => {
     said[0],
     /^waiting: group 'node' has read epoch 0 of 'late'; there is no other: `penstock produce` makes/,
   );
+});
+
+test("a finished learner of a feed is told of writers", async () => {
+  const writer = await openWriter("feed", { url: peer.url, spec: { x: ["uint8", [2]] }, notify: () => undefined });
+  await writer.write({ x: new Uint8Array(2) });
+  await writer.close();
+  const loader = begin("feed", { timeoutMs: 1500 });
+  await assert.rejects(collect(loader), /there is no other: a Writer makes one; .*; is a producer running\?/);
 });
 
 test("start reads again from an epoch, and a group that has read all says so", async () => {

@@ -184,6 +184,11 @@ test("a stream is in the directory, with those of versions that have none, and t
   assert.ok(Object.hasOwn(await client.hGetAll(names), "js-third"));
 });
 
+test("an error says how many streams it leaves out", async () => {
+  for (let number = 0; number < 11; number += 1) await begin(`many-${number}`, { spec: { x: ["uint8", [2]] } });
+  await assert.rejects(readByNode("elsewhere"), /streams there: (\S+, ){9}\S+ and \d+ more; /);
+});
+
 test("partitions have the tags that Python gives them", async () => {
   for (const partitions of [1, 2, 7]) {
     const stream = `tags-${partitions}`;

@@ -173,6 +173,16 @@ class TestWaits:
         with loader_of(any_url) as loader, pytest.raises(GroupFinished, match=r"epochs 0-1.*start='earliest'"):
             list(loader)
 
+    def test_a_finished_learner_of_a_feed_is_told_of_writers(self, any_url: str) -> None:
+        """`penstock produce` would write other samples into the stream of the actors."""
+        with Writer("t", url=any_url, spec=SPEC) as writer:
+            writer.write(sample(0))
+        with (
+            loader_of(any_url, batch_size=1, timeout_s=0.3) as loader,
+            pytest.raises(WaitTimeout, match=r"there is no other: a `penstock.Writer` makes one.*is a producer"),
+        ):
+            list(loader)
+
     def test_an_abandoned_epoch_ends_with_what_there_is(self, any_url: str) -> None:
         """A producer that abandoned its epoch must not leave trainers waiting."""
         said: list[str] = []

@@ -364,17 +364,21 @@ def test_an_epoch_whose_producer_died_is_closed_as_it_stands(told: Told, url: st
     assert told("audit", "train")[0] == 0
 
 
-def test_who_closes_an_epoch_that_is_being_written_is_told_so(
-    told: Told, writer: penstock.Writer, monkeypatch: pytest.MonkeyPatch
+def test_who_closes_an_epoch_is_told_first_when_each_open_shard_was_written(
+    told: Told, writer: penstock.Writer
 ) -> None:
-    """Its writer ends with an error, and what it writes later is lost to the epoch."""
-    for number in range(2):
-        write(writer.epoch(number, sizes=[10, 10]), 0, 10)
+    """A writer that is idle for long still ends with an error, and what it writes later is lost to the epoch."""
+    epoch = writer.epoch(sizes=[10, 10, 10])
+    write(epoch, 0, 10)
+    part = epoch.shard(2)
+    part.write({"x": np.zeros(1000, np.uint8)})
+    part.commit_all()
     code, _, err = told("epochs", "close", "train", "0")
     assert code == 0
-    assert re.fullmatch(r"epoch 0 of 'train' was written \d s ago: a writer that still runs ends with .*\n", err)
-    monkeypatch.setattr("penstock_common.stream.groups.presence.ALIVE_MS", 0)
-    assert told("epochs", "close", "train", "1")[2] == ""
+    assert re.fullmatch(
+        r"epoch 0 of 'train' has open shards, last written: 2 \(\d s ago\), 1 \(nothing\)\. A writer .*\n", err
+    )
+    assert told("epochs", "close", "train", "0")[2] == ""
 
 
 def test_an_abandoned_epoch_stays_so_and_says_so(told: Told, writer: penstock.Writer) -> None:

@@ -162,6 +162,9 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "notify is 'x', a str; expected a function such as notify=print",
     ),
     (lambda: loader(start="begin"), ValueError, "expected 'resume', 'remaining', 'earliest' or an epoch's number"),
+    (lambda: loader(start="latest"), ValueError, "the last number of `penstock epochs list`, plus 1"),
+    (lambda: tuning(creat=True), TypeError, "Tuning() has no argument 'creat'; did you mean 'create'?"),
+    (lambda: penstock.Canonical(rnk=0), TypeError, "Canonical() has no argument 'rnk'; did you mean 'rank'?"),  # type: ignore[call-arg]
     (lambda: loader(order="random"), ValueError, "order is 'random', expected penstock.Canonical(rank="),
     (
         lambda: loader(rank=1, world_size=2),
@@ -186,6 +189,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Spec.of(["x", "y"]), BadSpec, 'one looks like {"x": ("uint8", (224, 224, 3))'),  # type: ignore[arg-type]
     (lambda: Spec.of({"x": ("f4", (4,))}), BadSpec, "bfloat16, bytes; write 'float32'"),
     (lambda: Spec.of({"x": ("float23", (4,))}), BadSpec, "dtype 'float23' cannot travel; one of bool, int8"),
+    (lambda: Spec.of({"obs": {"pixels": ("uint8", (3,))}}), BadSpec, "by its path: write 'obs/pixels'"),  # type: ignore[dict-item]
     (lambda: Spec.infer([1, 2, 3]), TypeError, "a sample is a list, expected a dict of tensors by name: {'x': ..."),  # type: ignore[arg-type]
     (lambda: Spec.infer({}), BadSpec, "a sample has 1 to 256 tensors of different names, as in {'x': ..., 'y': ...}"),
     (lambda: Spec.infer({"y": "cat"}), BadSpec, "a str (<U3) cannot travel; encode text to bytes"),

@@ -69,8 +69,9 @@ def producer_hint(stream: str, epoch: int, seconds: float) -> str:
 
 
 def why_no_epoch(
-    stream: str, group: str, roster: Roster, *, first: int, begun: int, given: Iterable[int], half_open: int | None
-) -> str:
+    stream: str, group: str, roster: Roster, *, first: int, begun: int, given: Iterable[int], half_open: int | None,
+    is_feed: bool = False,
+) -> str:  # fmt: skip
     """Return why a group has no epoch to read now, and which command makes one.
 
     Args:
@@ -81,7 +82,9 @@ def why_no_epoch(
         begun: The number of epochs of the stream that were begun.
         given: Epochs that a member was given to their end. The group may have samples of them to acknowledge.
         half_open: An epoch that a producer is opening, if there is one.
+        is_feed: Whether the newest epoch that was given is one of a feed.
     """
+    maker = "a `penstock.Writer`" if is_feed else "`penstock produce`"
     if half_open is not None:
         died = f"`penstock epochs abandon {stream} {half_open}` if that died, `penstock trim {stream}` if a server did"
         return f"epoch {half_open} of {stream!r} is being opened by a producer; {died}"
@@ -93,7 +96,7 @@ def why_no_epoch(
         epochs = "epoch" if read == [(read[0][0], read[0][0])] else "epochs"
         return (
             f"group {group!r} has read {epochs} {format_ranges(read)} of {stream!r}; there is no other: "
-            "`penstock produce` makes one; start='earliest' or penstock.Replay reads the retained again"
+            f"{maker} makes one; start='earliest' or penstock.Replay reads the retained again"
         )
     is_before_whole = first - 1 in roster.epochs and first - 1 not in roster.trimmed
     if first > begun or (first == begun and is_before_whole):

@@ -7,6 +7,7 @@ next one (decision 21).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -47,6 +48,8 @@ SHARDS_AT_ONCE = 64
 """The shards in one question about how far their indexes go."""
 PAGE_BYTES = 4 << 20
 """The payload that the server reads for one page of entries, so that it answers others every few milliseconds."""
+MOST_AGES = 10
+"""The most shards in a sentence on when they were written."""
 PENDING_PAGE = 10_000
 """Pending entries in one page. A member with tiny entries and a long queue holds many more."""
 
@@ -329,6 +332,29 @@ def index_heads(client: Client, stream: Stream, epoch: int, shards: Iterable[int
         shard: (_end_of(found[0][0]), found[0][1].get(b"w", b"").decode()) if found else (0, "")
         for shard, found in zip(wanted, replies, strict=True)
     }
+
+
+def shard_ages(client: Client, stream: Stream, epoch: int, shards: Iterable[int]) -> dict[int, int | None]:
+    """Return shard -> ms since its newest entry, by its server's clock, the newest first. None is a shard without."""
+    wanted = {shard: stream.partition_of(shard) for shard in shards}
+    keys = {shard: partition.index(epoch, shard) for shard, partition in wanted.items()}
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys.values():
+            pipe.xrevrange(key, count=1)
+        replies: list[list[tuple[bytes, dict[bytes, bytes]]]] = pipe.execute()
+    now = {partition.number: server_ms(client, partition.roster) for partition in wanted.values()}
+    ages: dict[int, int | None] = dict.fromkeys(wanted)
+    for shard, found in zip(wanted, replies, strict=True):
+        if found and (entry_id := index_record(*found[0], keys[shard]).entry_id):
+            ages[shard] = max(0, now[wanted[shard].number] - parse_id(entry_id)[0])
+    return dict(sorted(ages.items(), key=lambda one: math.inf if one[1] is None else one[1]))
+
+
+def said_ages(ages: Mapping[int, int | None]) -> str:
+    """Return shards with the time since each was written, for people."""
+    said = [f"{shard} ({'nothing' if age is None else f'{age / 1000:.0f} s ago'})" for shard, age in ages.items()]
+    more = f" and {len(said) - MOST_AGES} more" if len(said) > MOST_AGES else ""
+    return f"{', '.join(said[:MOST_AGES])}{more}"
 
 
 def read_group_command(

@@ -168,7 +168,8 @@ def absence(client: Client, name: str) -> str:
     if not names and (why := why_empty(client)):
         return f"no stream {name!r}; {why}"
     meant = near(name, names)
-    there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    there = f"streams there: {', '.join(names[:10])}{more}" if names else "the server has no streams yet"
     hint = f"did you mean {meant!r}?" if meant else "start a producer (`penstock produce`) or check name and URL"
     return f"no stream {name!r}; {there}; {hint}"
 

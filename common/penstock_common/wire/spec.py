@@ -338,6 +338,11 @@ class Spec:
             raise BadSpec(f"{spec!r:.120} is not a spec; one looks like {example}")
         tensors = []
         for name, form in spec.items():
+            if isinstance(form, Mapping):
+                inner = f"{name}/{next(iter(form), 'x')}"
+                raise BadSpec(
+                    f"tensor {name!r:.140} is a dict; a spec names each tensor by its path: write {inner!r:.140}"
+                )
             try:
                 dtype, shape = form
                 parts = dtype_name(dtype), tuple(shape)

@@ -610,7 +610,7 @@ class Loader(Passing):
             self._acknowledger.wait_for_next(wait.seconds)
             wait.because(
                 "epoch",
-                lambda: f"{member.finished(member.cursor)}; is a producer running (`penstock produce`)?",
+                lambda: f"{member.finished(member.cursor)}; is a producer running?",
                 limit,
             )
             member.heartbeat.raise_error()

@@ -15,6 +15,7 @@ from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.stream.audit.reconciliation import is_left_over
 from penstock_common.stream.commands import Client
+from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import count_live
 from penstock_common.stream.groups.roster import Membership, known_groups, load_roster, unknown_group
 from penstock_common.stream.manifest import ABANDONED, find_manifest
@@ -142,10 +143,11 @@ class Member:
         begun, _, _ = read_counters(client, stream)
         roster = load_roster(client, stream.partitions[0])
         found = [find_manifest(client, stream, epoch) for epoch in roster.epochs if first <= epoch <= after]
-        given = [one.epoch for one in found if one is not None and one.state != ABANDONED]
+        given = [one for one in found if one is not None and one.state != ABANDONED]
         return why_no_epoch(
-            stream.name, self.claim.who.group, roster, first=first, begun=begun, given=given, half_open=self._half_open
-        )
+            stream.name, self.claim.who.group, roster, first=first, begun=begun, given=[one.epoch for one in given],
+            half_open=self._half_open, is_feed=bool(given) and given[-1].kind == FEED,
+        )  # fmt: skip
 
     # --- reading them ---
 

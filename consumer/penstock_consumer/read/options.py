@@ -74,7 +74,10 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
     callable_of("notify", notify, "print")
     ranked, remainder = rank_options(order, batch_size, tuning)
     if start not in ("resume", "remaining", "earliest") and (type(start) is not int or start < 0):
-        raise ValueError(f"start is {start!r}, expected 'resume', 'remaining', 'earliest' or an epoch's number")
+        raise ValueError(
+            f"start is {start!r}, expected 'resume', 'remaining', 'earliest' or an epoch's number; for new samples "
+            "alone, the last number of `penstock epochs list`, plus 1"
+        )
     return LoaderOptions(
         start=start,
         create=chosen(tuning.create, True),

@@ -27,7 +27,15 @@ from penstock_common.server.background_query import BackgroundQuery
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.entries import fetch_command, group_counts, is_gone, read_group_command, was_given_since
+from penstock_common.stream.entries import (
+    fetch_command,
+    group_counts,
+    is_gone,
+    read_group_command,
+    said_ages,
+    shard_ages,
+    was_given_since,
+)
 from penstock_common.stream.feeds import FEED, is_sealed
 from penstock_common.stream.groups.ledger import done_bits, runs
 from penstock_common.stream.groups.losses import describe_loss
@@ -404,7 +412,8 @@ class SharedReader:
             return (
                 f"the end of epoch {self.epoch} of {name!r}, which a writer of its feed has ended: the writers of "
                 f"shards {left} have not, and nothing came for {seconds:.0f} s. One that died never will: "
-                f"`penstock epochs close {name} {self.epoch}` ends it as committed, and loses nothing"
+                f"`penstock epochs close {name} {self.epoch}` ends it as committed, and a writer that still runs ends "
+                "with ShardMismatch"
             )
         if self._was_given_since(client, seconds):
             return (
@@ -417,14 +426,12 @@ class SharedReader:
         )
 
     def _left_by_writers(self, client: Client, manifest: Manifest) -> str:
-        """Return the shards of a sealed epoch of a feed that their writers have not ended, or ''."""
+        """Return the shards of a sealed epoch of a feed that their writers have not ended, with their ages, or ''."""
+        stream = self.claim.stream
         with suppress(PenstockError):  # an explanation neither fails nor waits
-            if manifest.kind == FEED and is_sealed(client, self.claim.stream, self.epoch):
-                return ", ".join(
-                    str(shard)
-                    for shard in begun_shards(client, self.claim.stream, manifest)
-                    if shard not in manifest.done
-                )
+            if manifest.kind == FEED and is_sealed(client, stream, self.epoch):
+                left = [shard for shard in begun_shards(client, stream, manifest) if shard not in manifest.done]
+                return said_ages(shard_ages(client, stream, self.epoch, left))
         return ""
 
     def _was_given_since(self, client: Client, seconds: float) -> bool:

@@ -125,30 +125,29 @@ def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: C
     return 0
 
 
-def _age_of_writing(client: Client, stream: Stream, manifest: Manifest) -> int | None:
-    """Return the ms since an epoch was opened or written, or None if that is not known."""
+def _last_written(client: Client, stream: Stream, manifest: Manifest) -> str:
+    """Return the shards of an epoch that are not ended, with their ages, or '' if there is none."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.commands import server_ms
-    from penstock_common.stream.removal.deletion import age_of_writing
+    from penstock_common.stream.entries import said_ages, shard_ages
+    from penstock_common.stream.manifest import begun_shards
 
     with suppress(PenstockError):  # a hint neither fails nor repairs
-        return age_of_writing(client, stream, manifest, server_ms(client, stream.keys.meta))
-    return None
+        left = [shard for shard in begun_shards(client, stream, manifest) if shard not in manifest.done]
+        return said_ages(shard_ages(client, stream, manifest.epoch, left))
+    return ""
 
 
 def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.feeds import close_epoch
-    from penstock_common.stream.groups.presence import ALIVE_MS
     from penstock_common.stream.manifest import load_manifest
 
     before = load_manifest(client, stream, args.epoch)
-    age_ms = None if before.is_ended else _age_of_writing(client, stream, before)
-    samples = close_epoch(client, stream, args.epoch)
-    if age_ms is not None and age_ms < ALIVE_MS:
+    if not before.is_ended and (shards := _last_written(client, stream, before)):
         console.notice(
-            f"epoch {args.epoch} of {stream.name!r} was written {max(0, age_ms) / 1000:.0f} s ago: a writer that still "
-            "runs ends with ShardMismatch, and its later samples are not part of the epoch"
+            f"epoch {args.epoch} of {stream.name!r} has open shards, last written: {shards}. A writer that still runs "
+            "ends with ShardMismatch, and its later samples are not part of the epoch"
         )
+    samples = close_epoch(client, stream, args.epoch)
     if args.json:
         console.json({"stream": stream.name, "epoch": args.epoch, "closed": not before.is_ended, "samples": samples})
     elif before.is_ended:

@@ -265,7 +265,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
         const nothing = `stream '${this.#name}' has no epoch to read now`;
         const more = async () => {
           const found = await unlessAway(member.finished(reading.cursor), nothing);
-          return `${found}; is a producer running (\`penstock produce\`)?`;
+          return `${found}; is a producer running?`;
         };
         await wait.because("epoch", more, isFresh && timeoutMs === null ? { limitMs: STARTUP_MS } : {});
         heartbeat.raiseError();

@@ -212,12 +212,15 @@ export class Member {
     const { next } = await readCounters(this.server, stream);
     const roster = await loadRoster(this.server, this.begin);
     const given: number[] = [];
+    let isFeed = false;
     for (const epoch of roster.epochs.filter((one) => this.first <= one && one <= after)) {
       const manifest = await findManifest(this.server, stream, epoch);
-      if (manifest !== null && manifest.state !== "abandoned") given.push(epoch);
+      if (manifest === null || manifest.state === "abandoned") continue;
+      given.push(epoch);
+      isFeed = manifest.kind === "feed";
     }
-    const { first } = this;
-    return whyNoEpoch({ stream: stream.name, group, roster, first, begun: next, given, halfOpen: this.#halfOpen });
+    const where = { stream: stream.name, group, roster, first: this.first, begun: next };
+    return whyNoEpoch({ ...where, given, halfOpen: this.#halfOpen, isFeed });
   }
 
   // --- acknowledging ---

@@ -138,7 +138,10 @@ export function chosen(options: LoaderOptions): Chosen {
   const { start = "resume", acknowledge = "next", leaseMs = LEASE_MS, prefetchBytes = PREFETCH_BYTES } = options;
   const isWord = start === "resume" || start === "remaining" || start === "earliest";
   if (!isWord && !(Number.isSafeInteger(start) && start >= 0)) {
-    throw new BadOption(`start is ${String(start)}, expected 'resume', 'remaining', 'earliest' or an epoch's number`);
+    throw new BadOption(
+      `start is ${String(start)}, expected 'resume', 'remaining', 'earliest' or an epoch's number; for new samples ` +
+        "alone, the last number of `penstock epochs list`, plus 1",
+    );
   }
   if (acknowledge !== "next" && acknowledge !== "manual") {
     throw new BadOption(`acknowledge is '${String(acknowledge)}', expected 'next' or 'manual'`);

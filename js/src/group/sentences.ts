@@ -85,10 +85,12 @@ export interface NoEpoch {
   readonly given: readonly number[];
   /** An epoch that a producer is opening, or null. */
   readonly halfOpen: number | null;
+  /** Whether the newest epoch that was given is one of a feed. */
+  readonly isFeed: boolean;
 }
 
 /** Return why a group has no epoch to read now, and which command makes one. */
-export function whyNoEpoch({ stream, group, roster, first, begun, given, halfOpen }: NoEpoch): string {
+export function whyNoEpoch({ stream, group, roster, first, begun, given, halfOpen, isFeed }: NoEpoch): string {
   if (halfOpen !== null) {
     const died = `\`penstock epochs abandon ${stream} ${halfOpen}\` if that died`;
     return `epoch ${halfOpen} of '${stream}' is being opened by a producer; ${died}`;
@@ -104,7 +106,8 @@ export function whyNoEpoch({ stream, group, roster, first, begun, given, halfOpe
     const numbers = [...read].sort((a, b) => a - b);
     return (
       `group '${group}' has read ${numbers.length === 1 ? "epoch" : "epochs"} ${rangesOf(numbers)} of '${stream}'; ` +
-      "there is no other: `penstock produce` makes one; start: 'earliest' or `replay` reads the retained again"
+      `there is no other: ${isFeed ? "a Writer" : "`penstock produce`"} makes one; ` +
+      "start: 'earliest' or `replay` reads the retained again"
     );
   }
   const isBeforeWhole = roster.epochs.includes(first - 1) && !roster.trimmed.has(first - 1);

@@ -86,7 +86,9 @@ export function requireSpec(stream: Stream): Spec {
 export async function absence(server: Server, name: string): Promise<string> {
   const names = await listStreams(server);
   const meant = near(name, names);
-  const there = names.length > 0 ? `streams there: ${names.slice(0, 10).join(", ")}` : "the server has no streams yet";
+  const more = names.length > 10 ? ` and ${names.length - 10} more` : "";
+  const there =
+    names.length > 0 ? `streams there: ${names.slice(0, 10).join(", ")}${more}` : "the server has no streams yet";
   const hint = meant ? `did you mean '${meant}'?` : "start a producer (`penstock produce`) or check name and URL";
   return `no stream '${name}'; ${there}; ${hint}`;
 }

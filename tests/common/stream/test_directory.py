@@ -48,6 +48,14 @@ def test_an_error_names_the_streams_of_older_versions(any_client: Client) -> Non
         load_stream(any_client, "trian")
 
 
+def test_an_error_says_how_many_streams_it_leaves_out(any_client: Client) -> None:
+    """A list that ends without a word looks whole."""
+    for number in range(19):
+        create_stream(any_client, f"s{number:02}")
+    with pytest.raises(StreamNotFound, match=r"streams there: s00, .*, s09 and 9 more; start a producer"):
+        load_stream(any_client, "elsewhere")
+
+
 def test_an_error_names_another_database_with_keys(any_url: str, any_client: Client) -> None:
     """The number at the end of an address is easily overlooked."""
     create_stream(any_client, "train")
