@@ -20,6 +20,7 @@ SAYS = {
     "Ragged text": r"loss 0\.\d",
     "Detection": r"200 images with \d{3} boxes",
     "Several models": r"large: 1000 samples",
+    "Weights": r"trained on samples of version [2-9]\d",
 }
 RECIPES = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
