@@ -23,7 +23,8 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DurabilityLost, PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.channel import REPLY_TIMEOUT_S
-from penstock_common.server.primary_watcher import LOOK_S
+from penstock_common.server.primary_watcher import LOOK_S, Address
+from penstock_common.server.topology import SlotMap
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.durability import Durability, make_safe
@@ -143,6 +144,22 @@ def told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Return what runs commands on the cluster."""
     monkeypatch.setenv("PENSTOCK_URL", cluster.url)
     return Told(capsys)
+
+
+def test_a_command_without_a_key_lists_no_masters(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looked at each of 16,384 slots, which took longer than the command. Other threads may list them."""
+    listing, masters = list[int](), SlotMap.masters
+
+    def listed(slots: SlotMap) -> list[Address]:
+        listing.append(threading.get_ident())
+        return masters(slots)
+
+    with connect(cluster.url) as client:
+        client.ping()
+        monkeypatch.setattr(SlotMap, "masters", listed)
+        assert client.ping()
+        assert client.node_of(None).where in client.holders()
+    assert listing.count(threading.get_ident()) == 1  # holders() lists them
 
 
 # --- one epoch, read in every way -------------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ class ControlClient(redis.Redis):
 
     def _any_master(self) -> Address:
         assert self._slots is not None
-        return next(iter(self._slots.masters()), self._slots.seeds[0])
+        return self._slots.first_master()
 
     def _node(self, where: Address) -> Self:
         if where not in self._nodes:

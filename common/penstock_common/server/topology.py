@@ -49,7 +49,11 @@ class SlotMap:
 
     def masters(self) -> list[Address]:
         """Return every master that holds a slot, in the order of slots."""
-        return list(dict.fromkeys(address for address in self._masters if address is not None))
+        return list(dict.fromkeys(filter(None, self._masters)))
+
+    def first_master(self) -> Address:
+        """Return the master of the first slot that has one, or a seed if the cluster names none at the moment."""
+        return next(filter(None, self._masters), self._seeds[0])
 
     def slots(self) -> list[list[range]]:
         """Return the slots of each master, in the order of `masters`."""
