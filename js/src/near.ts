@@ -15,6 +15,16 @@ export function near(name: string, names: Iterable<string>): string {
   return found;
 }
 
+/** Return the names that are most similar, in alphabetical order. Of equal ones the last come first, as in difflib. */
+export function nearest(name: string, names: Iterable<string>, count: number): string[] {
+  const ranked = [...names].map((one) => ({ one, ratio: similarity(one, name) }));
+  ranked.sort((a, b) => b.ratio - a.ratio || (a.one < b.one ? 1 : -1));
+  return ranked
+    .slice(0, count)
+    .map(({ one }) => one)
+    .sort();
+}
+
 /** Return twice the characters in matching blocks, as a part of all characters (Ratcliff and Obershelp). */
 function similarity(a: string, b: string): number {
   const length = a.length + b.length;

@@ -260,6 +260,17 @@ test("a group that is misspelt is told so, and one that may not be made is not",
   });
 });
 
+test("the notice on a new group names three of many others", async () => {
+  await peer.ask("produce", { stream: "sweep", spec: "fixed", sizes: [4], block_bytes: 150 });
+  const said = [];
+  for (const trial of [0, 1, 2, 3, 4, 5]) {
+    const loader = begin("sweep", { group: `trial-${trial}`, notify: (line) => said.push(line) });
+    await loader.open();
+    await loader.close();
+  }
+  assert.match(said.at(-1), /^new group 'trial-5' \(there are: trial-2, trial-3, trial-4 and 2 more\); it starts/);
+});
+
 test("options that cannot be meant are refused", async () => {
   for (const wrong of [
     { batchSize: 0 },

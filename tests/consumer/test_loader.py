@@ -218,6 +218,15 @@ class TestStart:
             "bert": ["new group 'bert' (there are: resnet, resnt); it starts at epoch 0"],
         }
 
+    def test_a_notice_on_a_new_group_names_three_of_many_others(self, any_url: str) -> None:
+        """A sweep makes a group for each trial, and the names of all the others hid other lines."""
+        produce(any_url, "t", 10)
+        said: list[str] = []
+        for trial in range(6):
+            with loader_of(any_url, f"trial-{trial}", notify=said.append):
+                pass
+        assert said[-1].startswith("new group 'trial-5' (there are: trial-2, trial-3, trial-4 and 2 more); it starts")
+
     @pytest.mark.parametrize("order", [None, "canonical"])
     def test_a_group_that_may_not_be_made_is_refused(
         self, any_url: str, any_client: Client, order: Literal["canonical"] | None

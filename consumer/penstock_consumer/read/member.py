@@ -32,6 +32,8 @@ from penstock_consumer.stages.stage import StageContext
 
 GONE_S = 1.0
 """The time for the heartbeat's thread to end while the server is away: it pauses for half a second between tries."""
+NAMED = 3
+"""The most similar groups that the notice on a new group names. A sweep makes a group for each trial."""
 
 
 @dataclass(slots=True)
@@ -363,11 +365,14 @@ def replaced_here(group: str, member: str) -> MemberReplaced:
 
 def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
     """Return the notice on a group that was made while ``others`` exist, because its name may be misspelt."""
+    from difflib import get_close_matches  # imported only with the notice
+
     names = list(others)
     meant = near(group, names)
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    nearest = sorted(get_close_matches(group, names, NAMED, cutoff=0))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     question = f". Did you mean {meant!r}?" if meant else ""
-    return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
+    return f"new group {group!r} (there are: {', '.join(nearest)}{more}); it starts at epoch {first}{question}"
 
 
 def join_as(client: Client, who: Membership, options: LoaderOptions) -> Member:

@@ -1,5 +1,5 @@
 import { PenstockError } from "../errors.js";
-import { near } from "../near.js";
+import { near, nearest } from "../near.js";
 import type { Server } from "../server/server.js";
 import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
@@ -15,6 +15,8 @@ const EXPLAINED_MS = 1000;
  * before their first sample.
  */
 const CLOSE_AFTER_MS = 20_000;
+/** The most similar groups that the notice on a new group names. A sweep makes a group for each trial. */
+const NAMED = 3;
 
 /** Return an answer that an explanation needs, or something else if the server is away: it neither fails nor waits. */
 export async function unlessAway<T>(asked: Promise<T>, otherwise: T): Promise<T> {
@@ -140,9 +142,9 @@ function rangesOf(numbers: readonly number[]): string {
 /** Return the notice on a new group of a stream that has others, because its name may be misspelt. */
 export function newGroupNotice(group: string, others: readonly string[], first: number): string {
   const meant = near(group, others);
-  const more = others.length > 10 ? ` and ${others.length - 10} more` : "";
+  const more = others.length > NAMED ? ` and ${others.length - NAMED} more` : "";
   const question = meant ? `. Did you mean '${meant}'?` : "";
-  const names = others.slice(0, 10).join(", ");
+  const names = nearest(group, others, NAMED).join(", ");
   return `new group '${group}' (there are: ${names}${more}); it starts at epoch ${first}${question}`;
 }
 
