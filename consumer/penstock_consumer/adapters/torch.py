@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import getattr_static
+from types import FrameType
 from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
@@ -49,6 +50,11 @@ UNSEEN = (
 BATCHED = (
     "a DataLoader would make batches of what are batches already, and nothing could say which of them the step is done "
     "with: use DataLoader(dataset, batch_size=None)"
+)
+PREPARED = (
+    "Accelerate prepared this DataLoader: it reads a batch ahead of the step, and with several ranks rank 0 reads for "
+    "all. Leave the batches out, accelerator.prepare(model, optimizer), so that each rank reads its own share. In a "
+    "Trainer of transformers, override get_train_dataloader"
 )
 REPLAYED = (
     "a replay gives each process all of its batches, so worker processes would repeat them: use num_workers=0, which "
@@ -172,10 +178,25 @@ class LoaderDataset(Answering, IterableDataset):
     def __bool__(self) -> bool:
         return True
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise AttributeError, or PenstockError if Accelerate prepares a DataLoader with ``dispatch_batches=False``.
+
+        It asks for the generator then, and fails before it asks for a batch.
+        """
+        if name == "generator" and _is_prepared(sys._getframe(1)):
+            raise PenstockError(PREPARED)
+        super().__getattr__(name)
+
     def __iter__(self) -> Iterator[Any]:
-        """Return one pass. Raises ValueError in a DataLoader that would make batches of batches."""
+        """Return one pass.
+
+        Raises ValueError in a DataLoader that would make batches of batches, and PenstockError in one that Accelerate
+        prepared.
+        """
         if _makes_batches(sys._getframe(1).f_locals.get("self")):
             raise ValueError(BATCHED)
+        if _is_prepared(sys._getframe(1)):
+            raise PenstockError(PREPARED)
         worker = get_worker_info()
         if worker is None:
             return self._pass()
@@ -536,6 +557,18 @@ def _makes_batches(asking: object) -> bool:
     asks for the iterator, knows.
     """
     return getattr_static(asking, "auto_collation", False) is True
+
+
+def _is_prepared(frame: FrameType | None) -> bool:
+    """Return whether Accelerate's own DataLoader, or what makes one, calls from this frame or from one above.
+
+    The DataLoader that skips the batches before a checkpoint reads nothing ahead.
+    """
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            return type(frame.f_locals.get("self")).__name__ != "SkipDataLoader"
+        frame = frame.f_back
+    return False
 
 
 def _checked_workers(batches: Any) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from penstock_common.errors import PenstockError
 from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import server_ms
@@ -21,6 +23,7 @@ from penstock_common.stream.reported_rates import RateReporter, trainer_field
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck
+from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import produce
 from tests.contracts.ordered import plan, rank_of
 from tests.contracts.processes import child
@@ -28,7 +31,7 @@ from tests.contracts.processes import child
 torch = pytest.importorskip("torch")
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
-from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402 - only where PyTorch is
 
 from penstock.torch import dataset  # noqa: E402 - only where PyTorch is
 
@@ -57,8 +60,19 @@ def test_a_data_loader_that_would_batch_batches_is_refused(kind: Any, workers: i
 # --- rank 0 reading for all -------------------------------------------------------------------------------------------
 
 
-WAYS = ("own", "dispatched")
-"""Each rank reads its own part of an epoch, or rank 0 reads for all."""
+WAYS = ("own", "dispatched", "prepared", "sharded")
+"""Each rank reads its own part of an epoch, or rank 0 reads for all. The last two are refused."""
+
+
+class OwnDataset(IterableDataset[Any]):
+    """A user's dataset of a loader, which does not see that Accelerate reads it."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 def train(rank: str, port: str, *urls: str) -> None:
@@ -91,7 +105,9 @@ def train_on(url: str, rank: int, way: str, accelerator: Any) -> dict[str, list[
 
     seen: list[int] = []
     with rank_of(url, rank, WORLD, BATCH, timeout_s=60, lease_s=6, notify=notify) as loader:
-        batches: Any = DataLoader(dataset(loader), batch_size=None)
+        batches: Any = DataLoader(OwnDataset(loader) if way == "dispatched" else dataset(loader), batch_size=None)
+        if way in ("prepared", "sharded"):
+            return {"seen": [], "said": refused(batches, way, rank, accelerator)}
         if way == "dispatched":
             model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
         else:
@@ -104,6 +120,22 @@ def train_on(url: str, rank: int, way: str, accelerator: Any) -> dict[str, list[
             if rank == 0 and way == "dispatched" and len(seen) > FIRST_BATCHES * BATCH:
                 heard.wait(0.5)  # a step; if no report comes at the epoch's end, the test fails
     return {"seen": seen, "said": said}
+
+
+def refused(batches: Any, way: str, rank: int, accelerator: Any) -> list[str]:
+    """Return the error of a rank that prepares its DataLoader. Rank 0 alone reads one that is not sharded."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    if way == "sharded":
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    try:
+        prepared = accelerator.prepare(batches)
+        if rank == 0:
+            next(iter(prepared))
+    except PenstockError as error:
+        return [str(error)]
+    return []
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +154,31 @@ def trained() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-def test_a_data_loader_that_accelerate_prepared_is_reported_with_the_fix(
+def test_a_data_loader_that_accelerate_prepared_is_refused_with_the_fix(
+    trained: dict[str, list[dict[str, Any]]],
+) -> None:
+    """Rank 0 read for all, and said so only in a long epoch. Without dispatching Accelerate raised a TypeError."""
+    assert [FIX in line for found in trained["prepared"] for line in found["said"]] == [True]
+    assert [FIX in line for found in trained["sharded"] for line in found["said"]] == [True, True]
+
+
+def test_a_data_loader_that_accelerate_prepared_is_refused_on_one_rank(any_url: str) -> None:
+    """It read a batch ahead. A kill lost that batch, and a state was one step ahead. Skipping reads none ahead."""
+    accelerate = pytest.importorskip("accelerate")
+    plan(any_url, [24])
+    accelerator = accelerate.Accelerator(cpu=True)
+    try:
+        with rank_of(any_url) as loader:
+            batches = DataLoader(dataset(loader), batch_size=None)
+            with pytest.raises(PenstockError, match=re.escape(FIX)):
+                next(iter(accelerator.prepare(batches)))
+            assert len(list(accelerate.skip_first_batches(batches, 1))) == 2
+    finally:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.slow
+def test_a_user_s_dataset_that_accelerate_prepared_is_reported_with_the_fix(
     trained: dict[str, list[dict[str, Any]]],
 ) -> None:
     """Accelerate reads on rank 0 and distributes its batches: half of each epoch is silently never trained on."""
