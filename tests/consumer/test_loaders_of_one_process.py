@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.errors import MemberReplaced, PenstockError, WaitTimeout
+from penstock.errors import (
+    GroupKindMismatch,
+    MemberReplaced,
+    PenstockError,
+    WaitTimeout,
+)
 from penstock_common.stream.commands import Client
+from penstock_consumer.read.claims import Claim
 from penstock_consumer.read.heartbeat import MANY_DELIVERIES
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.resources import default_member
@@ -49,17 +56,97 @@ def test_loaders_in_threads_of_one_process_share_the_samples(any_url: str) -> No
     assert len(names) == 3
 
 
-@pytest.mark.parametrize("order", [None, penstock.Canonical()], ids=["shared", "canonical"])
-def test_a_second_loader_of_a_thread_ends_the_first_before_another_batch(any_url: str, order: Any) -> None:
+@pytest.mark.parametrize(
+    ("order", "advice"),
+    [
+        (None, r"as member '.*each loader in the thread"),
+        (penstock.Canonical(), "as 'rank-0': this one stops; a rank is one loader, so close the older one first"),
+    ],
+    ids=["shared", "canonical"],
+)
+def test_a_second_loader_of_a_thread_ends_the_first_before_another_batch(any_url: str, order: Any, advice: str) -> None:
     """A notebook's cell that is run again makes one. Until the next heartbeat both gave the same samples."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     with loader(any_url, order=order) as first, loader(any_url, order=order) as second:
         older = iter(first)
         given = next(iter(second))["y"].tolist()
-        with pytest.raises(MemberReplaced, match=r"another loader of this process .* each loader in the thread"):
+        with pytest.raises(MemberReplaced, match=f"another loader of this process joined group 'g' {advice}"):
             next(older)
         found = [number for batch in second for number in batch["y"].tolist()]
     assert sorted(given + found) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_of_two_threads_that_join_at_once_the_older_alone_ends(
+    any_url: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server named the second one, and this process the first one. Each was told that the other replaced it."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    is_on_server, has_other, ends = threading.Event(), threading.Event(), dict[str, str]()
+    join = Claim.join
+
+    def join_and_wait(claim: Claim, start: Any) -> None:
+        join(claim, start)
+        if threading.current_thread().name == "older":
+            is_on_server.set()
+            has_other.wait(1)  # the newer one joins meanwhile, if it can
+
+    monkeypatch.setattr(Claim, "join", join_and_wait)
+
+    def train() -> None:
+        name, how = threading.current_thread().name, "ended"
+        tuning = penstock.Tuning(timeout_s=20, member=None if order == "canonical" else "m", notify=lambda _: None)
+        canonical = penstock.Canonical() if order == "canonical" else None
+        try:
+            one = Loader("t", group="g", batch_size=BATCH, url=any_url, order=canonical, tuning=tuning)
+            if name == "newer":
+                has_other.set()
+            for _ in one:
+                time.sleep(0.05)
+            one.close()
+        except MemberReplaced as error:
+            how = str(error)
+        ends[name] = how
+
+    older, newer = (threading.Thread(target=train, name=name) for name in ("older", "newer"))
+    older.start()
+    is_on_server.wait(20)
+    newer.start()
+    for thread in (older, newer):
+        thread.join(60)
+    assert ends["newer"] == "ended"
+    assert ends["older"].startswith("another loader of this process joined group 'g'")
+
+
+def test_a_loader_that_could_not_join_ends_no_other(any_url: str) -> None:
+    """The older one keeps the name, and a process that takes it later is not taken for a loader of this one."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    with loader(any_url, order=penstock.Canonical()) as one:
+        with pytest.raises(GroupKindMismatch):
+            Loader("t", group="g", batch_size=BATCH + 1, url=any_url, order=penstock.Canonical())
+        assert sorted(number for batch in one for number in batch["y"].tolist()) == list(range(COUNT))
+        member = one._member
+        assert member is not None
+        assert not member.claim.who.is_succeeded.is_set()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("order", [None, penstock.Canonical()], ids=["shared", "canonical"])
+def test_a_replaced_loader_says_that_its_last_batch_comes_again(any_url: str, order: Any, is_closed: bool) -> None:
+    """A loop that takes as many batches as there are never asks for the next one, which acknowledges the last."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    said: list[str] = []
+    tuning = penstock.Tuning(timeout_s=20, notify=said.append)
+    first = Loader("t", group="g", batch_size=BATCH, url=any_url, order=order, tuning=tuning)
+    batches = iter(first)
+    for _ in range(COUNT // BATCH):
+        last = next(batches)["y"].tolist()
+    if is_closed:
+        first.close()
+    with loader(any_url, order=order) as second:
+        again = [] if is_closed else [number for batch in second for number in batch["y"].tolist()]
+    assert again == ([] if is_closed else last)
+    assert ["it comes again" in line for line in said] == ([] if is_closed else [True])
 
 
 def test_a_mixture_of_one_group_with_itself_is_refused(any_url: str) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
@@ -30,6 +30,7 @@ from penstock_common.stream.groups.outbox import (
     is_confirmed,
     no_probe,
 )
+from penstock_common.stream.groups.roster import Membership
 from penstock_common.waiting import LEAVE_S
 from tests.clusters import until
 
@@ -93,7 +94,7 @@ class Server:
     moves = 0
     partitions = (SimpleNamespace(number=0, roster="a"), SimpleNamespace(number=1, roster="b"))
     stream = SimpleNamespace(name="t", partitions=partitions, named=lambda numbers: f"partitions {numbers}")
-    who: Any = SimpleNamespace(group="g", member="m", stream=stream)
+    who = Membership(cast(Any, stream), "g", "m", "i")
     connection_pool = SimpleNamespace(connection_kwargs={"host": "here"}, connection_class=object)
 
     def __init__(self) -> None:

@@ -274,6 +274,19 @@ class Acknowledger:
     def join(self, member: Member) -> None:
         """Learn as which member this loader reads, once it has joined its group."""
         self.member = member
+        member.on_replaced(self.tell_replaced)
+
+    def tell_replaced(self) -> None:
+        """Say that the last batch comes again, because a newer loader took the member's name before `close`."""
+        reached = self.adapter.reached() if self.adapter is not None else []
+        if self.policy == "on_next" and (reached or self._delivered is not None):
+            assert self.member is not None
+            who = self.member.claim.who
+            self._notify(
+                f"another loader of this process joined group {who.group!r} as {who.member!r}, and the last batch of "
+                "the older loader is not acknowledged: it comes again. Call close() of a loader before you make the "
+                "next one"
+            )
 
     # --- handing out and acknowledging ---
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
+from typing import TypeAlias
+from weakref import WeakMethod, WeakValueDictionary
 
-from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, MemberReplaced, PenstockError
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, PenstockError
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
@@ -17,7 +18,7 @@ from penstock_common.stream.audit.reconciliation import is_left_over
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import count_live
-from penstock_common.stream.groups.roster import Membership, known_groups, load_roster, unknown_group
+from penstock_common.stream.groups.roster import Membership, known_groups, load_roster, replaced, unknown_group
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream, read_counters
@@ -51,8 +52,13 @@ class EpochRun:
         return self.queue.waiting() or self.reader.why_waiting(seconds)
 
 
-_MEMBERS: WeakValueDictionary[tuple[str, str, str], Member] = WeakValueDictionary()
-"""Stream id, group and name -> the member of this process that joined last."""
+Name: TypeAlias = tuple[str, str, str]
+"""Stream id, group and member."""
+_MEMBERS: WeakValueDictionary[Name, Member] = WeakValueDictionary()
+"""Name -> the member of this process that joined last."""
+_JOINING: WeakValueDictionary[Name, threading.Lock] = WeakValueDictionary()
+"""Name -> the lock of the members of this process that join under it."""
+_JOINING_LOCK = threading.Lock()
 
 
 class Member:
@@ -60,14 +66,9 @@ class Member:
 
     def __init__(self, claim: LeaseClaim | RankClaim, options: LoaderOptions) -> None:
         """Join the group, and keep the member alive from now on. An older member of this process and name ends."""
-        claim.join(options.start)
-        claim.keep()
         self.claim, self.heartbeat, self._options = claim, claim.heartbeat, options
-        who = claim.who
-        key = who.stream.id, who.group, who.member
-        if (older := _MEMBERS.get(key)) is not None:
-            older.heartbeat.end_with(replaced_here(who.group, who.member))
-        _MEMBERS[key] = self
+        self._tell_replaced: Callable[[], Callable[[], None] | None] = lambda: None
+        self._join()
         self.rank = claim if isinstance(claim, RankClaim) else None
         """The claim of a rank, or None in a shared group."""
         self.run: EpochRun | None = None
@@ -81,6 +82,37 @@ class Member:
         self._prefetch_limit = PrefetchLimit(options.prefetch_bytes)
         """The limit that was learned in one epoch, for the next."""
         self._maps = maps_of_stream(claim.stream)
+
+    def _join(self) -> None:
+        """Join as the only member of this process and name, so that the server and this process name the same one."""
+        who = self.claim.who
+        key = who.stream.id, who.group, who.member
+        with _JOINING_LOCK:
+            joining = _JOINING.setdefault(key, threading.Lock())
+        with joining:
+            older = _MEMBERS.get(key)
+            if older is not None:
+                older.claim.who.is_succeeded.set()
+            try:
+                self.claim.join(self._options.start)
+            except BaseException:
+                if older is not None:
+                    older.claim.who.is_succeeded.clear()
+                raise
+            self.claim.keep()
+            _MEMBERS[key] = self
+            if older is not None:
+                older.end_replaced()
+
+    def on_replaced(self, tell: Callable[[], None]) -> None:
+        """Call a method when a newer member takes the name of this one. The method's object is not kept alive."""
+        self._tell_replaced = WeakMethod(tell)
+
+    def end_replaced(self) -> None:
+        """End with an error, because a newer member of this process took the name."""
+        self.heartbeat.end_with(replaced(self.claim.who))
+        if (tell := self._tell_replaced()) is not None:
+            tell()
 
     @property
     def stream(self) -> Stream:
@@ -335,6 +367,7 @@ class Member:
 
     def _end(self, join_s: float, patience_s: float) -> None:
         claim = self.claim
+        self._tell_replaced = lambda: None
         self.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
         run, self.run = self.run, None
         if run is not None:
@@ -352,15 +385,6 @@ class Member:
             for epoch in sorted(claim.unclosed):
                 claim.close_epochs(epoch)
         claim.leave()
-
-
-def replaced_here(group: str, member: str) -> MemberReplaced:
-    """Return the error of a loader whose name another loader of its process took."""
-    return MemberReplaced(
-        f"another loader of this process joined group {group!r} as member {member!r}: this one stops; to share the "
-        "group's batches, make each loader in the thread that reads it, or give each a name of its own "
-        "(tuning=penstock.Tuning(member=...))"
-    )
 
 
 def new_group_notice(group: str, others: Iterable[str], first: int) -> str:

@@ -46,10 +46,12 @@ function isOlder(older: Membership, newer: Membership): boolean {
   return isSame && older.incarnation !== newer.incarnation;
 }
 
-function replacedHere({ group, member }: Membership): MemberReplaced {
+function replacedHere({ group, member, order }: Membership): MemberReplaced {
+  const [named, advice] = order
+    ? [`'${member}'`, "a rank is one loader, so close the older one first"]
+    : [`member '${member}'`, "to share the group's batches, give each loader a `member` of its own"];
   return new MemberReplaced(
-    `another loader of this process joined group '${group}' as member '${member}': this one stops; to share the ` +
-      "group's batches, give each loader a `member` of its own",
+    `another loader of this process joined group '${group}' as ${named}: this one stops; ${advice}`,
   );
 }
 

@@ -151,7 +151,8 @@ def test_a_membership_says_the_kind_of_its_group_if_it_knows_it() -> None:
 )
 def test_a_refused_report_is_told_in_words(text: str, kind: type[PenstockError] | None, words: str) -> None:
     """A refusal that another member may have caused is checked once more. Every other error is raised unchanged."""
-    who: Any = SimpleNamespace(group="g", member="rank-0", stream=SimpleNamespace(name="t"))
+    stream: Any = SimpleNamespace(name="t")
+    who = Membership(stream, "g", rank_member(0), "i", RankOrder(0, 1, 8))
     error = ResponseError(text)
     assert has_lost_place(error) is (kind is not None)
     refusal = refusal_of(error, who)

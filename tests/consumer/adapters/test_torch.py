@@ -252,3 +252,18 @@ def test_mistakes_are_named(any_url: str) -> None:
             dataset(loader, ragged="nested")  # type: ignore[call-overload]
         with pytest.raises(ValueError, match=r"num_workers=0.*order='canonical'"):
             acknowledging(DataLoader(batches, batch_size=None, num_workers=1))
+
+
+def test_a_replaced_loader_behind_a_data_loader_says_that_its_last_batch_comes_again(any_url: str) -> None:
+    """Lightning makes a loader for each epoch, and asks no loader for more batches than its length."""
+    produce(any_url, STREAM, 3 * BATCH)
+    said: list[str] = []
+    first = Loader(
+        STREAM, group=GROUP, batch_size=BATCH, url=any_url, order="canonical", tuning=Tuning(notify=said.append)
+    )
+    batches = iter(DataLoader(dataset(first), batch_size=None))
+    for _ in range(len(first)):
+        last = next(batches)["y"].tolist()
+    with loader_of(any_url, order="canonical") as second:
+        assert [batch["y"].tolist() for batch in second] == [last]
+    assert ["it comes again" in line for line in said] == [True]

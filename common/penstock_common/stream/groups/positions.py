@@ -25,7 +25,7 @@ from penstock_common.stream.commands import (
     readable,
     run_script,
 )
-from penstock_common.stream.groups.roster import GroupRecord, Membership, rejoin
+from penstock_common.stream.groups.roster import GroupRecord, Membership, rejoin, replaced
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
@@ -199,9 +199,7 @@ def has_lost_place(error: Exception) -> bool:
 def refusal_of(error: Exception, who: Membership) -> PenstockError | None:
     """Return why a report was refused, in words, or None if the error has another cause."""
     if is_script_error(error, "replaced"):
-        return MemberReplaced(
-            f"another process joined group {who.group!r} as {who.member!r}: this one stops; each rank is one process"
-        )
+        return replaced(who)
     if is_script_error(error, "rank"):
         return MemberReplaced(
             f"group {who.group!r} is read by another number of ranks now: this one, {who.member!r}, stops; start all "

@@ -7,6 +7,7 @@ may be deleted.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -262,6 +263,8 @@ class Membership:
     incarnation: str
     order: RankOrder | None = None
     """The settings of a rank, or None in a shared group."""
+    is_succeeded: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    """Whether another loader of this process has taken the member's name, or is taking it now."""
 
     @property
     def kind(self) -> str:
@@ -528,17 +531,14 @@ def beat(
     ``idle_ms`` is how long the member's loop has waited for a batch, and ``handed_bytes`` what it was given and has not
     acknowledged. -1 means that it does not wait.
 
-    Raises MemberReplaced if another process took the name, GroupNotFound if the group was dropped or flushed.
+    Raises MemberReplaced if another loader took the name, GroupNotFound if the group was dropped or flushed.
     """
     keys, args = _with_ids(who, partition, held, [idle_ms, handed_bytes])
     try:
         lost = run_script(client, _HEARTBEAT, keys, args)
     except ResponseError as error:
         if is_script_error(error, "replaced"):
-            raise MemberReplaced(
-                f"another process joined group {who.group!r} as member {who.member!r}: this one stops; "
-                "give each process its own member name"
-            ) from None
+            raise replaced(who) from None
         if is_script_error(error, "gone"):
             require_there(client, who.stream)
             raise GroupNotFound(
@@ -567,6 +567,22 @@ def beat_each(
             beat(client, who, partition, ids, idle_ms=idle_ms, handed_bytes=handed_bytes) for partition, ids in held
         ]
     return [dict(zip(ids, lost, strict=True)) for (_, ids), lost in zip(held, answers, strict=True)]
+
+
+def replaced(who: Membership) -> MemberReplaced:
+    """Return the error of a member whose name another loader took, in this process or in another one."""
+    is_here = who.is_succeeded.is_set()
+    by = "another loader of this process" if is_here else "another process"
+    named, advice = f"member {who.member!r}", "give each process its own member name"
+    if who.order is not None:
+        named = repr(who.member)
+        advice = "a rank is one loader, so close the older one first" if is_here else "each rank is one process"
+    elif is_here:
+        advice = (
+            "to share the group's batches, make each loader in the thread that reads it, or give each a name of its "
+            "own (tuning=penstock.Tuning(member=...))"
+        )
+    return MemberReplaced(f"{by} joined group {who.group!r} as {named}: this one stops; {advice}")
 
 
 def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> bool:
