@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -147,6 +148,42 @@ def test_a_replaced_loader_says_that_its_last_batch_comes_again(any_url: str, or
         again = [] if is_closed else [number for batch in second for number in batch["y"].tolist()]
     assert again == ([] if is_closed else last)
     assert ["it comes again" in line for line in said] == ([] if is_closed else [True])
+
+
+# --- close ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [1, COUNT // BATCH, COUNT])
+@pytest.mark.parametrize("order", [None, penstock.Canonical()], ids=["shared", "canonical"])
+def test_a_second_close_does_nothing(any_url: str, order: Any, batches: int) -> None:
+    """It sent the last position again, as a member that had left, and said that another process had joined."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    with loader(any_url, order=order) as one:
+        for _ in islice(one, batches):
+            pass
+        one.close()
+        one.close()
+
+
+def test_a_second_close_does_nothing_after_one_that_failed(any_url: str) -> None:
+    """A `with` statement closes once more, and its error would hide the first."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    one = loader(any_url, order=penstock.Canonical())
+    for _ in islice(one, 3):
+        pass
+    with loader(any_url, order=penstock.Canonical()):
+        with pytest.raises(MemberReplaced, match="another loader of this process"):
+            one.close()
+        one.close()
+
+
+def test_a_second_close_of_a_mixture_does_nothing(any_url: str) -> None:
+    """Each of its loaders is closed once."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    parts = {group: (Loader("t", group=group, batch_size=BATCH, url=any_url), 1) for group in "ab"}
+    with penstock.mix(parts) as mixture:
+        next(iter(mixture))
+        mixture.close()
 
 
 def test_a_mixture_of_one_group_with_itself_is_refused(any_url: str) -> None:

@@ -664,9 +664,13 @@ class Loader(Passing):
     def close(self) -> None:
         """Acknowledge the outstanding batch ('on_next'), return what was not delivered, and leave the group.
 
+        A second call does nothing.
+
         Raises:
             ServerUnavailable: an acknowledgement could not be sent. Its batch is delivered again.
         """
+        if not self._closing.alive:
+            return
         self._resources.take_time()
         try:
             self._acknowledger.close()
