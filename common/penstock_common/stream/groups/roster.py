@@ -572,7 +572,7 @@ def beat_each(
 def replaced(who: Membership) -> MemberReplaced:
     """Return the error of a member whose name another loader took, in this process or in another one."""
     is_here = who.is_succeeded.is_set()
-    by = "another loader of this process" if is_here else "another process"
+    what = "another loader of this process joined group" if is_here else "another process joined group"
     named, advice = f"member {who.member!r}", "give each process its own member name"
     if who.order is not None:
         named = repr(who.member)
@@ -582,7 +582,7 @@ def replaced(who: Membership) -> MemberReplaced:
             "to share the group's batches, make each loader in the thread that reads it, or give each a name of its "
             "own (tuning=penstock.Tuning(member=...))"
         )
-    return MemberReplaced(f"{by} joined group {who.group!r} as {named}: this one stops; {advice}")
+    return MemberReplaced(f"{what} {who.group!r} as {named}: this one stops; {advice}")
 
 
 def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> bool:
