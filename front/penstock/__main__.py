@@ -103,7 +103,7 @@ def _overview() -> str:
         "options:\n  -h, --help     this text; penstock COMMAND --help tells all of one command\n"
         "  -V, --version  print the version\n\n"
         "example:\n  penstock server --maxmemory 2gb\n\n"
-        "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C or SIGTERM; docs/commands.md tells more of each command"
+        "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C or SIGTERM; docs/commands.md tells more of each"
     )
 
 

@@ -40,6 +40,7 @@ class Training:
         self.it = Acknowledger(policy, "t", self.said.append, lambda: self.now_s)
         member: Any = SimpleNamespace(
             rank=rank, claim=self, stream=self.stream, heartbeat=SimpleNamespace(loop=self),
+            on_replaced=lambda tell: None,
             return_batches=lambda left, kept: self.returned.append((positions(left), positions(kept))),
         )  # fmt: skip
         self.it.join(member)

@@ -252,3 +252,18 @@ def test_loaders_that_were_closed_make_no_entry_suspect(any_url: str, any_client
     found = [number for batch in loader(any_url) for number in batch["y"].tolist()]
     assert sorted(found) == list(range(COUNT))
     assert not [line for line in said if "does training die on it?" in line]
+
+
+def test_a_checkpoint_after_close_says_that_the_rank_is_closed(any_url: str) -> None:
+    """It was told of another process, which did not exist."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    one = loader(any_url, order="canonical", acknowledge="on_checkpoint")
+    next(iter(one))
+    one.close()
+    with pytest.raises(PenstockError, match="is closed"):
+        one.checkpointed()
+    two = loader(any_url, order="canonical", acknowledge="on_checkpoint")
+    next(iter(two))
+    two.checkpointed()
+    two.close()
+    two.checkpointed()  # it has nothing left

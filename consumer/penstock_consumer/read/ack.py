@@ -401,6 +401,11 @@ class Acknowledger:
         else:
             self._warn()
 
+    @property
+    def has_trained(self) -> bool:
+        """Return whether there are batches that were trained on and not acknowledged."""
+        return bool(self._outstanding.trained())
+
     def checkpointed(self, batches: int | None) -> None:
         """Acknowledge the first batches that were trained on since the loader was made. None: all."""
         if self.policy != "on_checkpoint":

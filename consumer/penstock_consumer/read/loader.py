@@ -506,11 +506,16 @@ class Loader(Passing):
         Raises:
             ValueError: the policy is not 'on_checkpoint'.
             StateMismatch: the state is another loader's.
+            PenstockError: the loader of a rank is closed, so that what it had is given again.
 
         Example:
             >>> save_model()
             >>> loader.checkpointed()
         """
+        if self._options.order is not None and not self._closing.alive:  # the rank has signed off
+            if self._acknowledger.has_trained:
+                self._require_open()
+            return
         if state is not None:
             check_state(state, {**self._identity(), "loader": self._life})
         self._acknowledger.checkpointed(None if state is None else int(state["batches"]))

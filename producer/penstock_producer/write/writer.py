@@ -460,8 +460,11 @@ class Writer:
     def close(self) -> None:
         """End the feed's epoch, if one was begun, and close the connection.
 
-        An epoch that was opened last and not closed stays open. What was written to it is committed.
+        An epoch that was opened last and not closed stays open. What was written to it is committed. A second call does
+        nothing.
         """
+        if self._is_closed:
+            return
         epoch = self._begun()
         if epoch is not None and epoch._is_left:
             epoch.flush()
