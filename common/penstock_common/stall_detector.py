@@ -51,7 +51,7 @@ SHORTEST_S = 0.02
 class PendingRequest:
     """One connection's wait for an answer of its server. `begin` and `end` may be repeated, by one thread at a time."""
 
-    __slots__ = ("_clock", "_dog", "_heard", "_is_answered", "_paused_s", "began_s", "marks", "notify", "where")
+    __slots__ = ("_clock", "_dog", "_heard", "_is_answered", "began_s", "marks", "notify", "ran_from_s", "where")
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PendingRequest:
         self.where, self.notify = where, notify
         self._heard, self._dog = heard, dog or STALL_DETECTOR
         self._clock, self.marks = self._dog.clock, self._dog.asked
-        self.began_s, self._paused_s, self._is_answered = 0.0, 0.0, False
+        self.began_s, self.ran_from_s, self._is_answered = 0.0, 0.0, False
 
     def begin(self) -> None:
         """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`.
@@ -76,7 +76,7 @@ class PendingRequest:
         Before `end` the ``finally`` calls ``marks.discard`` itself: Ctrl-C may come as `end` begins, and a mark that
         stays reports a silence until the process ends. It never comes between ``finally`` and a method of a set.
         """
-        self.began_s, self._paused_s = self._clock(), 0.0
+        self.began_s = self.ran_from_s = self._clock()
         self.marks.add(self)
         if self._dog.thread is None:
             self._dog.start()
@@ -89,7 +89,7 @@ class PendingRequest:
         """Remove the mark, whether an answer came or not."""
         self.marks.discard(self)
         is_answered, self._is_answered = self._is_answered, False
-        if self._dog.silences or self._clock() - self.began_s > SILENCE_S:
+        if self._dog.silences or self._clock() - self.ran_from_s > SILENCE_S:
             self._dog.note_end(self, is_answered=is_answered)
 
     def of(self, ask: Callable[[], Answer]) -> Answer:
@@ -105,11 +105,11 @@ class PendingRequest:
 
     def silent_s(self, now: float) -> float:
         """Return for how many seconds no byte has come while this process ran."""
-        return now - max(self.began_s, self._heard()) - self._paused_s
+        return now - max(self.ran_from_s, self._heard())
 
     def pause(self, seconds: float) -> None:
         """Note that this process did not run for so long, and could not take an answer."""
-        self._paused_s += seconds
+        self.ran_from_s = max(self.ran_from_s, self._heard()) + seconds
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class StallDetector:
     def note_end(self, request: PendingRequest, *, is_answered: bool) -> None:
         """Note the end of a request that was late, or that ended while a silence is reported."""
         now = self.clock()
-        if now - request.began_s > SILENCE_S:
+        if now - request.ran_from_s > SILENCE_S:
             self._late[request.where] = now
         if is_answered and self.silences:
             self._heard[request.where] = now

@@ -150,6 +150,18 @@ def test_a_pause_of_the_process_is_no_silence_of_the_server() -> None:
     assert [line[:18] for line in dog.passes(1.0)] == ["waiting: no answer"], "the server is silent beyond the pause"
 
 
+def test_a_pause_is_not_taken_off_a_later_silence() -> None:
+    """Bytes came after the pause, and then no more."""
+    dog, heard = Dog(), [0.0]
+    request = PendingRequest(WHERE, dog.said.append, heard=lambda: heard[0], dog=dog)
+    request.begin()
+    dog.now += 3600.0
+    dog.note_pause(3599.0)
+    heard[0] = dog.now
+    dog.now += 60.0
+    assert request.silent_s(dog.now) == 60.0
+
+
 def waiting_for_an_epoch(url: str) -> None:
     """Wait for an epoch that nobody makes, and print what is said."""
     tuning = Tuning(notify=lambda line: print(line, flush=True))

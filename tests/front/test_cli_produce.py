@@ -378,8 +378,8 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Pa
     code, out, err = run(*command, "--workers", "1", cwd=tmp_path)
     assert code == 0, err
     assert re.search(
-        r"going on with epoch 0 of 'train', which an earlier run left unfinished; the \d+ samples that it made of "
-        r"epoch 0 stay as they are: if your code changed since, `penstock epochs abandon train 0`, and the next run",
+        r"going on with epoch 0 of 'train', which an earlier run left unfinished\. Its \d+ samples of epoch 0 "
+        r"stay as they are\. If your code changed since, stop, and `penstock epochs abandon train 0`: the next run",
         err,
     ), err
     found = re.search(r": 200 samples, 0 bad, (\d+) of them made before, .* \((\d+) samples/s\)$", out.strip())
@@ -419,10 +419,8 @@ def test_a_run_after_a_kill_says_that_it_waits_for_the_shard_of_the_killed_worke
         while "waiting: " not in said[-1]:
             said.append(again.stderr.readline())
             assert said[-1], said
-        assert time.monotonic() - began < 12
-        told = (
-            r"waiting: no heartbeat came from the worker of shard \d for 5 s \(was it killed\?\); another worker takes"
-        )
+        assert time.monotonic() - began < 14
+        told = r"waiting: no heartbeat came from the worker of shard \d for 5 s \(was it killed\?\)\. After 15 s"
         assert re.match(told, said[-1]), said
     finally:
         again.terminate()

@@ -352,7 +352,10 @@ def shard_ages(client: Client, stream: Stream, epoch: int, shards: Iterable[int]
 
 def said_ages(ages: Mapping[int, int | None]) -> str:
     """Return shards with the time since each was written, for people."""
-    said = [f"{shard} ({'nothing' if age is None else f'{age / 1000:.0f} s ago'})" for shard, age in ages.items()]
+    said = [
+        f"{shard} ({'no sample' if age is None else f'last written {age / 1000:.0f} s ago'})"
+        for shard, age in ages.items()
+    ]
     more = f" and {len(said) - MOST_AGES} more" if len(said) > MOST_AGES else ""
     return f"{', '.join(said[:MOST_AGES])}{more}"
 

@@ -284,7 +284,7 @@ class Acknowledger:
             who = self.member.claim.who
             self._notify(
                 f"another loader of this process joined group {who.group!r} as {who.member!r}, and the last batch of "
-                "the older loader is not acknowledged: it comes again. Call close() of a loader before you make the "
+                "the older loader is not acknowledged: it may come again. Call close() of a loader before you make the "
                 "next one"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -59,6 +60,17 @@ _MEMBERS: WeakValueDictionary[Name, Member] = WeakValueDictionary()
 _JOINING: WeakValueDictionary[Name, threading.Lock] = WeakValueDictionary()
 """Name -> the lock of the members of this process that join under it."""
 _JOINING_LOCK = threading.Lock()
+
+
+def _forget_members() -> None:
+    """Start again in a forked process. It has no members, and another thread may have held a lock."""
+    global _JOINING_LOCK  # noqa: PLW0603
+    _JOINING_LOCK = threading.Lock()
+    _MEMBERS.clear()
+    _JOINING.clear()
+
+
+os.register_at_fork(after_in_child=_forget_members)
 
 
 class Member:

@@ -199,6 +199,8 @@ def tell_classes(console: Console, url: str, streams: Iterable[str]) -> None:
         found = [stream.info.get("classes") for name in streams if (stream := find_stream(client, name))]
     lines: dict[str, None] = {}
     for tensor, names in (pair for classes in found if isinstance(classes, Mapping) for pair in classes.items()):
+        if not isinstance(names, list):  # a user's Writer may say anything
+            continue
         shown = [name if name == name.strip() else repr(name) for name in map(str, names[:CLASSES_NAMED])]
         some = ", ".join(shown) + (", ..." if len(names) > CLASSES_NAMED else "")
         lines[f"{tensor}: {len(names)} class{'es' if len(names) > 1 else ''}: {some}"] = None

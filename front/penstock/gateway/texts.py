@@ -74,6 +74,7 @@ def _own(grant: Grant, text: str) -> str:
     before, absent, _ = text.partition(f"no stream {grant.stream!r}; ")
     if absent:
         text = f"{before}stream {grant.stream!r} is not there yet: is a producer running?"
+    text = text.partition("; groups there:")[0]
     before, full, _ = text.partition(_NO_ROOM)
     text = f"{before}{full}".replace(_READ_AGAIN, "")
     return "" if _INTERNAL.search(text) else text

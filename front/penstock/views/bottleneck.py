@@ -327,7 +327,7 @@ def _is_full(now: StreamSituation) -> bool:
     what a group has yet to read tells.
     """
     unread = max((each.lag_bytes for each in _holding(now)), default=0)
-    is_filled = not now.workers and unread > FULL_SHARE * now.budget_bytes
+    is_filled = now.is_making and not now.workers and unread > FULL_SHARE * now.budget_bytes
     return now.waiting > 0 or now.room > FULL or is_filled
 
 

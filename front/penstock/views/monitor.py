@@ -220,9 +220,10 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
 
 
 def _open_epoch(now: StreamSnapshot, group: str) -> int | None:
-    """Return the open epoch of a feed that holds up a group: it has read its samples, and later epochs have more."""
+    """Return the open epoch of a feed that holds up a group, or None.
+
+    It is the first that the group has not ended. The group has read its samples, and later epochs have more.
+    """
     unread = [(epoch, epoch.committed - epoch.read[group]) for epoch in now.epochs if group in epoch.read]
-    first = next((epoch for epoch, left in unread if epoch.kind == FEED and epoch.state == OPEN and not left), None)
-    if first is None or not any(left for epoch, left in unread if epoch.epoch > first.epoch):
-        return None
-    return first.epoch
+    due = [(epoch, left) for epoch, left in unread if left or (epoch.kind == FEED and epoch.state == OPEN)]
+    return due[0][0].epoch if len(due) > 1 and not due[0][1] and any(left for _, left in due) else None

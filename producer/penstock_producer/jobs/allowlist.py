@@ -33,6 +33,7 @@ from penstock_producer.sources.config import (
     WeightedConfig,
     parse_config,
 )
+from penstock_producer.sources.files import archive_of
 from penstock_producer.sources.installed import module_of
 
 _OWN_TO_A_SHARD: Final = ("epoch", "manifest_id", "shard")
@@ -203,7 +204,7 @@ def _paths(config: SourceConfig) -> Iterator[str]:
             yield config.path
         case ArraysConfig():
             for paths in (*config.columns.values(), config.archives):
-                yield from paths
+                yield from map(archive_of, paths)
         case InstalledConfig():
             yield from _paths_in(config.options)
 

@@ -252,8 +252,8 @@ class Production:
             return
         kept = look(self._client, stream, earlier).done if earlier.epoch in self._todo else 0
         stays = (
-            f"; the {kept:,} samples that it made of epoch {earlier.epoch} stay as they are: if your code changed "
-            f"since, `penstock epochs abandon {stream.name} {earlier.epoch}`, and the next run makes a new epoch"
+            f". Its {kept:,} samples of epoch {earlier.epoch} stay as they are. If your code changed since, stop, and "
+            f"`penstock epochs abandon {stream.name} {earlier.epoch}`: the next run makes a new epoch"
         )
         is_code = names_code(self._plan.source, self._plan.block_transform)
         self._notify(f"{going}, which an earlier run left unfinished{stays if kept and is_code else ''}")

@@ -208,8 +208,7 @@ class ProgressDetails:
                 shards = ", ".join(job_id.rpartition("-")[2] for job_id in silent[:SHOWN_SHARDS])
                 return (
                     f"no heartbeat came from the worker of shard{'s' if len(silent) > 1 else ''} {shards} for "
-                    f"{WORKER_SILENCE_S:.0f} s (was it killed?); another worker takes its work {HEARTBEAT_TTL_S} s "
-                    "after the last one"
+                    f"{WORKER_SILENCE_S:.0f} s (was it killed?). After {HEARTBEAT_TTL_S} s another one takes its work"
                 )
             busy = not running.isdisjoint(jobs)
             return "" if busy else "all workers are busy with other jobs of this queue (--queue keeps them apart)"

@@ -23,7 +23,7 @@ from penstock_common.wire.dtypes import wire_name
 from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.config import ArraysConfig
-from penstock_producer.sources.files import SourceFile, fingerprint, member_start, shown
+from penstock_producer.sources.files import SourceFile, archive_of, fingerprint, member_start, shown
 from penstock_producer.sources.items import as_sample
 from penstock_producer.sources.order import part_at
 from penstock_producer.sources.protocol import Sample
@@ -146,10 +146,9 @@ def _file(path: str) -> SourceFile:
 
 def _archive_in(path: str) -> str | None:
     """Return the file in ``FILE.npz:ARRAY``, or None for another path."""
-    file, colon, _ = path.rpartition(":")
-    if not colon or not file.endswith(".npz") or not os.path.isfile(file) or os.path.lexists(path):  # noqa: PTH113
+    if (file := archive_of(path)) == path:
         return None
-    require_inside(file)  # a job's paths were checked with the name of the array, which hides a link
+    require_inside(file)  # the file may have come since the job's paths were checked
     return file
 
 
@@ -213,6 +212,8 @@ def _unpacked(path: str, only: str | None = None) -> dict[str, NDArray[Any]]:
                 for name, member in members.items()
                 if only in (None, name)
             }
+    except SourceError:
+        raise
     except _UNREADABLE as error:
         raise SourceError(f"{path} is not a readable .npz: {why_unread(error)}") from error
 

@@ -34,6 +34,13 @@ class SourceFile:
     """The time of the last change, in whole seconds since 1970, because copies and archives keep no more."""
 
 
+def archive_of(path: str) -> str:
+    """Return the file in ``FILE.npz:ARRAY``, if there is one, or the path as it is."""
+    start, sign, _ = path.partition(".npz:")
+    file = f"{start}.npz"
+    return file if sign and os.path.isfile(file) and not os.path.lexists(path) else path  # noqa: PTH113
+
+
 def require_local(*paths: str | None) -> None:
     """Raise SourceError for a path that is an address, because object stores are not read."""
     for path in paths:

@@ -2,7 +2,8 @@
 
 A sample may draw from three kinds of generators:
 
-- the sample's own, which a transform takes as a parameter. Prefer it, because no other code draws from it
+- the sample's own, which a transform takes as a parameter. Prefer it, because only seeds of Compose and its like are
+  drawn from it, too
 - the global generators of Python, numpy and torch, from which libraries draw
 - generators that a user's dataset or transform holds, such as numpy's, or those inside albumentations' Compose. Without
   a seed for each sample, forked workers would have copies in the same state, and other processes copies in another
@@ -28,6 +29,8 @@ import numpy as np
 from penstock_common.errors import SampleError
 from penstock_producer.sources.names import blame
 
+_HELD = 0xFFFF_FFFF
+"""The key of the seeds of generators that a user's code holds. `spawn` counts its keys from 0."""
 _SAMPLE = 1
 """The last counter word of Philox. The permutation of an epoch has 0 there (see `order`)."""
 
@@ -97,31 +100,41 @@ def reseed(held: Sequence[Seeded], rng: np.random.Generator, key: str) -> None:
 
     Args:
         held: the objects.
-        rng: the sample's generator, from which one number is drawn for each object.
+        rng: the sample's generator. One number is drawn for each object with a ``set_random_seed``. Generators are
+            seeded from what it was seeded with, so that it gives the user's code the same numbers as without them.
         key: the sample's name.
 
     Raises:
         SampleError: an object refused its seed.
     """
+    generators = sum(one.is_generator for one in held)
+    words = iter(_held_seed(rng).generate_state(generators).tolist() if generators else ())
     for one in held:
         try:
-            one.seed(int(rng.integers(1 << 32)))
+            one.seed(next(words) if one.is_generator else int(rng.integers(1 << 32)))
         except Exception as error:
             how = f"seeding {one.where}" if one.is_generator else f"{one.where}.set_random_seed(seed)"
             raise SampleError(f"{key}: {how} failed: {blame(error)}") from error
 
 
+def _held_seed(rng: np.random.Generator) -> np.random.SeedSequence:
+    seed: Any = rng.bit_generator.seed_seq
+    return np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, _HELD))
+
+
 def _seed_of(value: Any) -> Callable[[int], object] | None:
     """Return the function that seeds a generator, or None for another object.
 
-    The global generators are not meant, because `seed_globals` seeds them.
+    The global generators are not meant, because `seed_globals` seeds them. Nor are classes of the user's own, which
+    may take another seed, or none.
     """
     if isinstance(value, np.random.Generator):
-        return functools.partial(_seed_bits, value.bit_generator)
-    if isinstance(value, np.random.RandomState) and value is not np.random.mtrand._rand:
+        is_known = type(value.bit_generator).__module__.startswith("numpy.random.")
+        return functools.partial(_seed_bits, value.bit_generator) if is_known else None
+    if type(value) is np.random.RandomState and value is not np.random.mtrand._rand:
         is_seeded = value.get_state(legacy=False)["bit_generator"] == "MT19937"  # numpy seeds no other
         return value.seed if is_seeded else None
-    if isinstance(value, random.Random) and value is not random._inst:
+    if type(value) is random.Random and value is not random._inst:
         return value.seed
     torch: Any = sys.modules.get("torch")
     kind: Any = getattr(torch, "Generator", ())
@@ -186,11 +199,24 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{number}]", part) for number, part in enumerate(islice(value, WIDEST)))
     yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+    for method in _methods_of(type(value)):
+        yield from _of_function(method)
     for name, part in ((name, part) for kind in type(value).__mro__ for name, part in vars(kind).items()):
-        if isinstance(part, FunctionType) and name in ("__getitem__", "__getitems__", "__call__"):
-            yield from _of_function(part)
-        elif not name.startswith("__") and not hasattr(type(part), "__get__"):  # no methods, properties or slots
+        if not name.startswith("__") and not hasattr(type(part), "__get__"):  # no methods, properties or slots
             yield f".{name}", part
+
+
+def _methods_of(kind: type) -> Iterator[FunctionType]:
+    """Yield the methods that make a sample, and those of the same class that they name."""
+    methods: dict[str, list[FunctionType]] = {}
+    for name, part in ((name, part) for base in kind.__mro__ for name, part in vars(base).items()):
+        if isinstance(part, FunctionType):
+            methods.setdefault(name, []).append(part)
+    due: list[str] = [name for name in ("__getitem__", "__getitems__", "__call__") if name in methods]
+    for name in due:
+        for method in methods[name]:
+            yield method
+            due += [other for other in _globals_in(method.__code__) if other in methods and other not in due]
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -136,6 +136,11 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "open epoch",
             "a writer of that epoch pauses, or died. If it died, end the epoch",
         ),
+        (
+            replace(NOW, is_making=False, is_all_made=True, trainers=(replace(BUSY, lag_bytes=900 * MB),)),
+            "balanced",
+            "",
+        ),
         # a single look may miss that writers wait
         (
             replace(NOW, trainers=(HUNGRY, replace(SLOW, lag_bytes=800 * MB))),

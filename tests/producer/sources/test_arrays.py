@@ -14,6 +14,7 @@ import pytest
 from penstock.cli import Parser
 from penstock.cli.sources import add_sources, source_of
 from penstock_common.errors import SourceError
+from penstock_producer.jobs.allowlist import options_for
 from penstock_producer.sources import allowed
 from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import ArraysConfig
@@ -169,10 +170,25 @@ def test_errors_of_archives_name_the_way_to_take_an_array(tmp_path: Path) -> Non
         arrays_of(f"x={path}")
     with pytest.raises(SourceError, match=r"'mean' has no rows: .*; take the others by name, as in x=FILE\.npz:ARRAY$"):
         arrays_of(str(mean))
-    with pytest.raises(SourceError, match=r"holds no array 'x_tain'; it holds x_train, .*; did you mean 'x_train'"):
+    with pytest.raises(
+        SourceError, match=r"^\S+mnist\.npz holds no array 'x_tain'; it holds x_train, .*; did you mean 'x_train'"
+    ):
         arrays_of(f"x={path}:x_tain")
     with pytest.raises(SourceError, match=r"none\.npz:x: No such file"):
         arrays_of(f"x={tmp_path}/none.npz:x")
+
+
+def test_names_of_arrays_may_have_slashes_and_colons(tmp_path: Path) -> None:
+    """They are those of a model's parameters. The folder of the file is what a worker needs."""
+    path = tmp_path / "params.npz"
+    named: Any = {"dense/w": X, "a:b": Y}
+    np.savez(path, **named)
+    words = (f"x={path}:dense/w", f"y={path}:a:b")
+    assert [int(read(arrays_of(*words), n)["y"]) for n in range(7)] == Y.tolist()
+    parser = Parser()
+    add_sources(parser, Parser, production=False)
+    config: Any = source_of(parser.parse_args(["arrays", *words]))
+    assert options_for(config) == ["--root", str(tmp_path)]
 
 
 def test_the_name_of_an_array_hides_no_link_out_of_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

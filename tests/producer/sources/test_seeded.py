@@ -227,6 +227,47 @@ def test_a_function_with_rng_has_its_generators_seeded() -> None:
     transform = Transform.of(lambda item, rng: (rng.random(), GENERATOR.random()))
     first, again = (transform(0, sample_rng(7, 0, 0, 1), "a") for _ in range(2))
     assert first == again
+    own = sample_rng(7, 0, 0, 1)
+    assert (first["x"], own.spawn(1)[0].random() == first["y"]) == (own.random(), False)
+
+
+class Dice(random.Random):
+    """A user's generator, which is seeded in another way."""
+
+    def seed(self, *_: Any, number: int) -> None:  # type: ignore[override]
+        """Take a number by name."""
+        super().seed(number)
+
+    def __init__(self) -> None:
+        """Take a number that is given by name."""
+        self.seed(number=3)
+
+
+def test_a_generator_of_a_users_own_class_fails_no_sample() -> None:
+    """Its seed may take something else."""
+    dice = Dice()
+    transform = Transform.of(lambda item: (dice.random(), item))
+    assert not transform.seeded
+    assert transform(0, sample_rng(7, 0, 0, 1), "a")["y"] == 0
+
+
+class Rolls:
+    """A dataset whose items are made by another method."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": self.roll()}
+
+    def roll(self) -> float:
+        """Draw from a generator of the module."""
+        return float(GENERATOR.normal())
+
+
+def test_generators_are_found_in_methods_that_a_dataset_calls() -> None:
+    """Two workers would give the same numbers."""
+    assert [one.target for one in find_seeded(Rolls(), "rolls")] == [GENERATOR]
 
 
 def test_the_look_at_a_keras_batch_leaves_the_users_generators_alone() -> None:
