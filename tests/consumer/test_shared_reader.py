@@ -306,7 +306,7 @@ def test_a_reader_names_the_writers_that_have_not_ended_their_part_of_a_feed(any
         with loader_of(any_url, batch_size=2) as loader:
             assert next(iter(loader)).size == 2
             told = loader._joined().begin(0).why_waiting(33)
-    assert re.search(r"the writers of shards 0 \(\d s ago\) have not, and nothing came for 33 s", told)
+    assert re.search(r"the writers of shards 0 \(last written \d s ago\) have not, and nothing came for 33 s", told)
     assert told.endswith("` ends it as committed, and a writer that still runs ends with ShardMismatch")
 
 

@@ -376,7 +376,7 @@ def test_who_closes_an_epoch_is_told_first_when_each_open_shard_was_written(
     code, _, err = told("epochs", "close", "train", "0")
     assert code == 0
     assert re.fullmatch(
-        r"epoch 0 of 'train' has open shards, last written: 2 \(\d s ago\), 1 \(nothing\)\. A writer .*\n", err
+        r"epoch 0 of 'train' has open shards: 2 \(last written \d s ago\), 1 \(no sample\)\. A writer .*\n", err
     )
     assert told("epochs", "close", "train", "0")[2] == ""
 

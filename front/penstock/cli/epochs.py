@@ -144,7 +144,7 @@ def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Co
     before = load_manifest(client, stream, args.epoch)
     if not before.is_ended and (shards := _last_written(client, stream, before)):
         console.notice(
-            f"epoch {args.epoch} of {stream.name!r} has open shards, last written: {shards}. A writer that still runs "
+            f"epoch {args.epoch} of {stream.name!r} has open shards: {shards}. A writer that still runs "
             "ends with ShardMismatch, and its later samples are not part of the epoch"
         )
     samples = close_epoch(client, stream, args.epoch)
