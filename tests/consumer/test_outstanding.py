@@ -170,7 +170,7 @@ def test_a_loader_that_has_not_joined_has_nothing_to_attend_to() -> None:
     acknowledger.attend()
     acknowledger.flush()
     claim = SimpleNamespace(attend=lambda: called.append("attend"), flush=lambda: called.append("flush"))
-    member: Any = SimpleNamespace(claim=claim)
+    member: Any = SimpleNamespace(claim=claim, on_replaced=lambda tell: None)
     acknowledger.join(member)
     acknowledger.attend()
     acknowledger.flush()
