@@ -36,6 +36,7 @@ async function openTab(gateway, steps) {
   return {
     page,
     until: (title) => page.waitForFunction((wanted) => document.title === wanted, title),
+    holds: () => page.waitForFunction(() => window.received.length > window.acknowledged.length),
     received: async () => names([await page.evaluate(() => window.received)]),
     acknowledged: async () => names([await page.evaluate(() => window.acknowledged)]),
   };
@@ -94,6 +95,7 @@ test("the batches of a tab that is closed in the middle go to the members in Pyt
   withGroup(async (gateway, members, { start }) => {
     const tab = await openTab(gateway, 3);
     await tab.until("in the middle");
+    await tab.holds();
     const acknowledged = await tab.acknowledged();
     const held = (await tab.received()).filter((one) => !acknowledged.includes(one));
     assert.ok(acknowledged.length >= 8 && held.length > 0, `${acknowledged.length} acknowledged, ${held.length} held`);
