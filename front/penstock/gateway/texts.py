@@ -8,37 +8,23 @@ from __future__ import annotations
 import re
 
 from penstock.gateway.tokens import Grant
-from penstock_common.errors import (
-    CheckpointOverdue,
-    EpochAbandoned,
-    EpochIncomplete,
-    EpochNotFound,
-    EpochsReleased,
-    GroupFinished,
-    GroupKindMismatch,
-    GroupNotFound,
-    MemberReplaced,
-    PenstockError,
-    ServerUnavailable,
-    StreamNotFound,
-    TooLarge,
-    WaitTimeout,
-)
+from penstock_common import errors
+from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.waiting import WAITING
 
 _TOLD = (
-    CheckpointOverdue,
-    EpochAbandoned,
-    EpochIncomplete,
-    EpochNotFound,
-    EpochsReleased,
-    GroupFinished,
-    GroupKindMismatch,
-    GroupNotFound,
-    MemberReplaced,
-    StreamNotFound,
-    TooLarge,
-    WaitTimeout,
+    errors.CheckpointOverdue,
+    errors.EpochAbandoned,
+    errors.EpochIncomplete,
+    errors.EpochNotFound,
+    errors.EpochsReleased,
+    errors.GroupFinished,
+    errors.GroupKindMismatch,
+    errors.GroupNotFound,
+    errors.MemberReplaced,
+    errors.StreamNotFound,
+    errors.TooLarge,
+    errors.WaitTimeout,
 )
 """The errors that speak of a client's own stream and group. The texts of all others are the operator's."""
 _INTERNAL = re.compile(r"://|[\w\]]:\d{2,5}\b|Sentinel|\bACL\b|(?<![\w.])/[\w.-]+/")
