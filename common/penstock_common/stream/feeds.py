@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock_common.errors import EpochAbandoned
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.entries import index_ends
+from penstock_common.stream.entries import index_ends, said_ages, shard_ages
 from penstock_common.stream.manifest import (
     ABANDONED,
     OPEN,
@@ -104,6 +104,12 @@ def finish_feed_shard(
     ``unreplicated`` is as in `finish_shard`.
     """
     change_manifest(client, stream, _FINISH_FEED_SHARD, manifest, [shard, size, *(unreplicated or ())])
+
+
+def said_open_shards(client: Client, stream: Stream, manifest: Manifest) -> str:
+    """Return the shards that their writers have not ended, with their ages, or '' if there is none."""
+    left = [shard for shard in begun_shards(client, stream, manifest) if shard not in manifest.done]
+    return said_ages(shard_ages(client, stream, manifest.epoch, left))
 
 
 def close_epoch(client: Client, stream: Stream, epoch: int) -> int:

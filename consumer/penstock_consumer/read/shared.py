@@ -32,11 +32,9 @@ from penstock_common.stream.entries import (
     group_counts,
     is_gone,
     read_group_command,
-    said_ages,
-    shard_ages,
     was_given_since,
 )
-from penstock_common.stream.feeds import FEED, is_sealed
+from penstock_common.stream.feeds import FEED, is_sealed, said_open_shards
 from penstock_common.stream.groups.ledger import done_bits, runs
 from penstock_common.stream.groups.losses import describe_loss
 from penstock_common.stream.groups.roster import load_roster, rejoin
@@ -44,7 +42,6 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,
     Manifest,
-    begun_shards,
     find_manifest,
     find_state_damage,
     load_manifest,
@@ -430,8 +427,7 @@ class SharedReader:
         stream = self.claim.stream
         with suppress(PenstockError):  # an explanation neither fails nor waits
             if manifest.kind == FEED and is_sealed(client, stream, self.epoch):
-                left = [shard for shard in begun_shards(client, stream, manifest) if shard not in manifest.done]
-                return said_ages(shard_ages(client, stream, self.epoch, left))
+                return said_open_shards(client, stream, manifest)
         return ""
 
     def _was_given_since(self, client: Client, seconds: float) -> bool:

@@ -128,12 +128,10 @@ def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: C
 def _last_written(client: Client, stream: Stream, manifest: Manifest) -> str:
     """Return the shards of an epoch that are not ended, with their ages, or '' if there is none."""
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.entries import said_ages, shard_ages
-    from penstock_common.stream.manifest import begun_shards
+    from penstock_common.stream.feeds import said_open_shards
 
     with suppress(PenstockError):  # a hint neither fails nor repairs
-        left = [shard for shard in begun_shards(client, stream, manifest) if shard not in manifest.done]
-        return said_ages(shard_ages(client, stream, manifest.epoch, left))
+        return said_open_shards(client, stream, manifest)
     return ""
 
 
