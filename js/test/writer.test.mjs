@@ -549,6 +549,18 @@ test("a writer that is closed before its epoch commits what that was given", asy
   assert.equal((await (await again.epoch(0)).shard(0)).position, 5);
 });
 
+test("writers of a feed that start together share an epoch", async () => {
+  for (const name of ["together1", "together2", "together3"]) {
+    const writers = await Promise.all(Array.from({ length: 6 }, () => begin(name, { spec: { x: ["float64", []] } })));
+    await Promise.all(writers.map((writer, number) => writer.write({ x: number })));
+    const { epochs } = await peer.ask("facts", { stream: name, url: peer.url });
+    assert.deepEqual(
+      epochs.map(([number, state]) => [number, state]),
+      [[0, "open"]],
+    );
+  }
+});
+
 test("a slow writer of a feed sees after a moment that its epoch is sealed", async () => {
   const writer = await begin("slow", { spec: { x: ["float64", []] } });
   await writer.write({ x: 1 });

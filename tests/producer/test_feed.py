@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from itertools import count
 from time import sleep
 from typing import Any
@@ -71,6 +73,25 @@ class TestFeed:
         states = [load_manifest(any_client, stream, epoch).state for epoch in (0, 1, 2)]
         assert states == ["produced"] * 3
         assert sum(stored(any_client, "t", epoch).total() for epoch in range(30)) == 64 * 64
+
+    def test_writers_that_start_together_share_an_epoch(self, any_url: str, any_client: Client) -> None:
+        """Groups read epochs one after the other: a writer alone in the second one fed nobody until the first ended."""
+        for name in ("a", "b", "c", "d", "e"):
+            with ExitStack() as ending:
+                quiet = Tuning(notify=lambda _: None)
+                writers = [ending.enter_context(Writer(name, spec=SPEC, url=any_url, tuning=quiet)) for _ in range(6)]
+                together = threading.Barrier(len(writers))
+
+                def write(writer: Writer, number: int, together: threading.Barrier = together) -> None:
+                    together.wait()
+                    writer.write(sample(number))
+
+                threads = [threading.Thread(target=write, args=(one, number)) for number, one in enumerate(writers)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                assert list(retained_epochs(any_client, writers[0].stream)) == [0]
 
     def test_the_server_is_asked_for_a_seal_once_a_block_at_most(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch

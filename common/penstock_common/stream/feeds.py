@@ -20,6 +20,7 @@ from penstock_common.stream.manifest import (
     EpochNumberTaken,
     Manifest,
     UnreplicatedWrites,
+    begin_next_epoch,
     begun_shards,
     change_manifest,
     find_manifest,
@@ -27,7 +28,7 @@ from penstock_common.stream.manifest import (
     open_epoch,
     retained_epochs,
 )
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import Stream, read_counters
 
 _CLOSE_AS_COMMITTED = load_script("close_as_committed")
 _FINISH_FEED_SHARD = load_script("finish_feed_shard")
@@ -48,6 +49,7 @@ class FeedShard(NamedTuple):
 
 def join_feed(client: Client, stream: Stream) -> FeedShard:
     """Take a shard of an open, unsealed epoch of the feed. Opens the next epoch if there is none."""
+    following = read_counters(client, stream)[0]  # before the look: what is opened later has a higher number
     for epoch, state in retained_epochs(client, stream).items():
         if state != OPEN:
             continue
@@ -56,10 +58,12 @@ def join_feed(client: Client, stream: Stream) -> FeedShard:
             manifest = open_epoch(client, stream, epoch, kind=FEED)  # its opener may have died half-way
             if (taken := _take_shard(client, stream, manifest)) is not None:
                 return taken
-    with suppress(EpochNumberTaken):  # by another writer of the feed, most likely: it is joined then
-        taken = _take_shard(client, stream, open_epoch(client, stream, kind=FEED))
-        if taken is not None:
-            return taken
+    begun = begin_next_epoch(client, stream, following, FEED)  # None if another writer of the feed was faster
+    if begun is not None:
+        with suppress(EpochNumberTaken):
+            opened = open_epoch(client, stream, following, kind=FEED, again=begun)
+            if (taken := _take_shard(client, stream, opened)) is not None:
+                return taken
     return join_feed(client, stream)
 
 

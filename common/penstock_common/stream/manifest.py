@@ -38,6 +38,7 @@ from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 _ABANDON_MANIFEST = load_script("abandon_manifest")
 _ABANDON_STATE = load_script("abandon_state")
 _BEGIN_MANIFEST = load_script("begin_manifest")
+_BEGIN_NEXT_EPOCH = load_script("begin_next_epoch")
 _FINISH_SHARD = load_script("finish_shard")
 _FORGET_MANIFEST = load_script("forget_manifest")
 _OPEN_EPOCH = load_script("open_epoch")
@@ -296,12 +297,8 @@ def open_epoch(
     is_ours = epoch is None or again is not None
     epoch = take_number(client, stream, epoch)
     key, manifest_id = keys.manifest(epoch), secrets.token_hex(8) if again is None else again.id
-    fields: dict[str, str | int] = {
-        "id": manifest_id, "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
-        "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
-    }  # fmt: skip
-    flat = [part for field in fields.items() for part in field]
-    begun = run_script(client, _BEGIN_MANIFEST, [keys.meta, key, keys.epochs], [stream.id, epoch, OPEN, *flat])
+    fields = ["id", manifest_id, *_first_fields(kind, seed, fingerprint)]
+    begun = run_script(client, _BEGIN_MANIFEST, [keys.meta, key, keys.epochs], [stream.id, epoch, OPEN, *fields])
     if begun < 1:
         raise deleted(client, stream) if begun < 0 else _was_released(client, stream, epoch)
     manifest = load_manifest(client, stream, epoch)
@@ -319,6 +316,25 @@ def open_epoch(
     if sizes is not None:
         size_epoch(client, stream, manifest, sizes)
     return load_manifest(client, stream, epoch)
+
+
+def begin_next_epoch(client: Client, stream: Stream, epoch: int, kind: str) -> Manifest | None:
+    """Begin the epoch of this number if it is still the next one, else return None. `open_epoch` makes its keys."""
+    keys, manifest_id = stream.keys, secrets.token_hex(8)
+    arguments = [stream.id, epoch, manifest_id, OPEN, *_first_fields(kind)]
+    begun = run_script(client, _BEGIN_NEXT_EPOCH, [keys.meta, keys.manifest(epoch), keys.epochs], arguments)
+    if begun < 0:
+        raise deleted(client, stream)
+    return load_manifest(client, stream, epoch) if begun else None
+
+
+def _first_fields(kind: str, seed: int = 0, fingerprint: str = "") -> list[str | int]:
+    """Return names and values of a new manifest's fields, without its id."""
+    fields: dict[str, str | int] = {
+        "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
+        "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
+    }  # fmt: skip
+    return [part for field in fields.items() for part in field]
 
 
 def _why_not_shared(manifest: Manifest, kind: str, seed: int, fingerprint: str) -> str:

@@ -58,8 +58,7 @@ export async function openEpoch(
   const key = keys.manifest(epoch);
   const id = again?.id ?? randomBytes(8).toString("hex");
   // one step begins a manifest with all of its fields, also if several writers begin it
-  const fields = ["id", id, "kind", kind, "seed", seed, "fingerprint", fingerprint, "done", 0];
-  fields.push("created_ms", Date.now(), "state", "open");
+  const fields = ["id", id, ...firstFields(kind, seed, fingerprint)];
   const begun = await server.run(
     "begin_manifest",
     [keys.meta, key, keys.epochs],
@@ -78,6 +77,34 @@ export async function openEpoch(
   await announce(server, keys, "open", epoch);
   if (sizes !== null) await sizeEpoch(server, stream, manifest, sizes);
   return await loadManifest(server, stream, epoch);
+}
+
+/** Begin the epoch of this number if it is still the next one, else return null. `openEpoch` makes its keys. */
+export async function beginNextEpoch(
+  server: Server,
+  stream: Stream,
+  epoch: number,
+  kind: "epoch" | "feed",
+): Promise<Manifest | null> {
+  const { keys } = stream;
+  const begun = await server.run(
+    "begin_next_epoch",
+    [keys.meta, keys.manifest(epoch), keys.epochs],
+    [stream.id, epoch, randomBytes(8).toString("hex"), "open", ...firstFields(kind)],
+  );
+  if (Number(begun) < 0) throw await deleted(server, stream);
+  return Number(begun) ? await loadManifest(server, stream, epoch) : null;
+}
+
+/** Return names and values of a new manifest's fields, without its id. */
+function firstFields(kind: string, seed = 0, fingerprint = ""): (string | number)[] {
+  const fields = ["kind", kind, "seed", seed, "fingerprint", fingerprint, "done", 0];
+  return [...fields, "created_ms", Date.now(), "state", "open"];
+}
+
+/** Return the number of the next epoch. */
+export async function nextEpoch(server: Server, { keys }: Stream): Promise<number> {
+  return Number(textOf(await server.call("HGET", keys.meta, "next_epoch")) ?? 0);
 }
 
 /** Register an epoch again where a server lost it. Raises EpochNotFound if it was released. */
@@ -151,9 +178,9 @@ export async function isReleased(server: Server, { keys }: Stream, epoch: number
 }
 
 async function wasReleased(server: Server, stream: Stream, epoch: number): Promise<EpochNotFound> {
-  const { name, keys } = stream;
+  const { name } = stream;
   await requireThere(server, stream);
-  const following = Number(textOf(await server.call("HGET", keys.meta, "next_epoch")) ?? 0);
+  const following = await nextEpoch(server, stream);
   if (following > epoch) return new EpochNotFound(`epoch ${epoch} of '${name}' was released; the next is ${following}`);
   return new EpochNotFound(
     `epoch ${epoch} of '${name}' is gone: the server came back without its newest writes; start again`,

@@ -2,7 +2,7 @@ import { randomBytes } from "node:crypto";
 import type { Server } from "../server/server.js";
 import { findManifest, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import type { Stream } from "../stream/stream.js";
-import { NumberTaken, openEpoch } from "./epochs.js";
+import { beginNextEpoch, NumberTaken, nextEpoch, openEpoch } from "./epochs.js";
 
 // An endless feed: epochs without a plan, whose writers take shards as they come. The first writer that goes on to the
 // next epoch seals this one, and the last one that finishes sizes it.
@@ -18,6 +18,7 @@ export interface FeedShard {
 /** Take a shard of an open, unsealed epoch of the feed. Opens the next epoch if there is none. */
 export async function joinFeed(server: Server, stream: Stream): Promise<FeedShard> {
   for (;;) {
+    const following = await nextEpoch(server, stream); // before the look: what is opened later has a higher number
     for (const [epoch, state] of await retainedEpochs(server, stream)) {
       if (state !== "open") continue;
       const found = await findManifest(server, stream, epoch);
@@ -26,11 +27,14 @@ export async function joinFeed(server: Server, stream: Stream): Promise<FeedShar
       const taken = await takeShard(server, stream, manifest);
       if (taken !== null) return taken;
     }
+    const begun = await beginNextEpoch(server, stream, following, "feed"); // null if another writer was faster
+    if (begun === null) continue;
     try {
-      const taken = await takeShard(server, stream, await openEpoch(server, stream, null, { kind: "feed" }));
+      const opened = await openEpoch(server, stream, following, { kind: "feed" }, begun);
+      const taken = await takeShard(server, stream, opened);
       if (taken !== null) return taken;
     } catch (error) {
-      if (!(error instanceof NumberTaken)) throw error; // by another writer of the feed, most likely: it is joined then
+      if (!(error instanceof NumberTaken)) throw error;
     }
   }
 }

@@ -187,6 +187,13 @@ def an_epoch_is_begun(w: World) -> Any:
 
 
 @case
+def a_feeds_next_epoch_is_begun(w: World) -> Any:
+    """Begin the next epoch. A second call would begin another one."""
+    keys = [w.stream.keys.meta, w.stream.keys.manifest(2), w.stream.keys.epochs]
+    return load_script("begin_next_epoch"), keys, [w.stream.id, 2, "x", "open", "kind", "feed"]
+
+
+@case
 def an_epoch_is_registered(w: World) -> Any:
     """Register an epoch in one partition."""
     return load_script("open_epoch"), [w.partition.roster, w.partition.state(2), w.partition.entries(2)], [2, "x"]
