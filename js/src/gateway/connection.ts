@@ -7,6 +7,8 @@ import type { ChosenGateway, SocketLike } from "./options.js";
 
 const { BadOption, PenstockError, ServerUnavailable, TooLarge, Unauthorized, WaitTimeout } = errors;
 
+// One connection to a gateway, from its opening to its end. `loader.ts` opens the next one, when `waiting.ts` says so.
+
 /** The gateway's own codes. The others are the names of errors. */
 const CODES: Readonly<Record<string, new (text: string) => errors.PenstockError>> = {
   bad_message: BadOption,

@@ -11,7 +11,8 @@ import { isSameSpec, specJson, toldSpec } from "./spec.js";
 
 // Makes streams, changes their settings, and wakes those who wait for a change.
 
-const BUDGET_BYTES = 2 ** 30;
+/** The payload that a stream may hold where nobody names its budget. */
+export const BUDGET_BYTES = 2 ** 30;
 /** The payload of an entry where the stream names none. */
 export const BLOCK_BYTES = 1_000_000;
 const MAX_PARTITIONS = 256;

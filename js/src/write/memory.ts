@@ -4,14 +4,13 @@ import { listStreams } from "../stream/directory.js";
 import { StreamKeys } from "../stream/keys.js";
 import { integer, readable } from "../stream/stream.js";
 import { type Notify, now } from "../waiting.js";
-import { BLOCK_BYTES } from "./creation.js";
+import { BLOCK_BYTES, BUDGET_BYTES } from "./creation.js";
 
 // What a server has of memory, and whether the streams' budgets fit it.
 
 /** The memory that writers keep free for acknowledgements, joining groups and job queues. */
 const RESERVE_SHARE = 0.1;
 const RESERVE_BYTES = 16 * 2 ** 20;
-const DEFAULT_BUDGET_BYTES = 2 ** 30;
 const LEAST_BUDGET_BYTES = 4 * BLOCK_BYTES;
 const REMOVE = "remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)";
 
@@ -84,9 +83,9 @@ export async function admitStream(
         `${REMOVE}, give one of them less by budgetBytes, or raise maxmemory`,
     );
   }
-  const chosen = Math.max(LEAST_BUDGET_BYTES, Math.min(DEFAULT_BUDGET_BYTES, Math.floor(left / 2)));
+  const chosen = Math.max(LEAST_BUDGET_BYTES, Math.min(BUDGET_BYTES, Math.floor(left / 2)));
   requireRoom(name, chosen, others, limit);
-  if (chosen < DEFAULT_BUDGET_BYTES) {
+  if (chosen < BUDGET_BYTES) {
     notify(
       `stream '${name}' takes a budget of ${readableBytes(chosen)}, half of what the other streams leave of the ` +
         `server's maxmemory ${readableBytes(limit)}; budgetBytes sets another`,
