@@ -192,7 +192,7 @@ class StallDetector:
         with self._lock:
             if self.thread is not None:
                 return
-            self.thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
+            self.thread = threading.Thread(target=self._run, name="penstock-stall-detector", daemon=True)
             try:
                 self.thread.start()
             except RuntimeError:  # the interpreter ends, or no more threads may start: no silence is reported then

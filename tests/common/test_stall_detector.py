@@ -248,7 +248,7 @@ class TestWaits:
 
 def watching() -> list[threading.Thread]:
     """Return the threads of stall detectors in this process."""
-    return [thread for thread in threading.enumerate() if thread.name == "penstock-watchdog"]
+    return [thread for thread in threading.enumerate() if thread.name == "penstock-stall-detector"]
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def our_threads() -> set[threading.Thread]:
     return {
         thread
         for thread in threading.enumerate()
-        if thread.name.startswith("penstock-") and thread.name != "penstock-watchdog"
+        if thread.name.startswith("penstock-") and thread.name != "penstock-stall-detector"
     }
 
 
