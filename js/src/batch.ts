@@ -1,3 +1,6 @@
+// Batches: the `Batch` that a loop gets, its memory, which `release` gives back, and the builder that copies rows into
+// it.
+
 import { PenstockError } from "./errors.js";
 import { SpareMemory } from "./spare.js";
 import { Column } from "./wire/codec.js";

@@ -1,5 +1,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
-// What a page imports: reading through a gateway, TensorFlow.js, and the decoder. Nothing here needs Node.
+// The public names for a page: reading through a gateway, TensorFlow.js, and the decoder. Nothing here needs Node.
+
 import { GatewayLoader } from "./gateway/loader.js";
 import type { GatewayOptions } from "./gateway/options.js";
 

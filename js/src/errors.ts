@@ -1,3 +1,6 @@
+// The errors that a user of the package can meet, one class per cause, with the names of Python's `penstock.errors`.
+// `BadName` is in `stream/keys.ts`.
+
 import { printable } from "./printable.js";
 
 /**

@@ -1,4 +1,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
+// The public names of the npm package for Node. A page imports those of `browser.ts`.
+
 export type { RowShuffle } from "./adapters/rows.js";
 export type { Cast } from "./adapters/tensors.js";
 export type { DatasetOf, TfLike } from "./adapters/tf.js";

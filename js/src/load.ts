@@ -1,3 +1,5 @@
+// The function `load`, which makes a loader that reads from Redis or, with a token, through a gateway.
+
 import { GatewayLoader } from "./gateway/loader.js";
 import type { GatewayOptions } from "./gateway/options.js";
 import { Loader } from "./group/loader.js";

@@ -1,3 +1,5 @@
+// Finds the names most similar to a misspelt one, for "did you mean", by the same measure as Python's difflib.
+
 const CUTOFF = 0.6;
 
 /** Return the one of `names` that `name` is probably a misspelling of, or "". Python's difflib finds the same. */

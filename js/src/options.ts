@@ -1,3 +1,5 @@
+// The check of option names, for every public function: an unknown option raises BadOption with the probable spelling.
+
 import { BadOption } from "./errors.js";
 import { near } from "./near.js";
 

@@ -1,3 +1,6 @@
+// Texts for people: spells out what is not printable, because names and reasons of other programs must not control a
+// terminal.
+
 /** Return a text as one line in which each character that is not printable is spelled out, as in `\x1b`. */
 export function printable(text: string): string {
   return text.replace(/(?! )[\p{C}\p{Z}]/gu, (char) => {

@@ -1,3 +1,6 @@
+// Loads the Lua scripts, which Python ships, too: one `.lua` file each in `dist/scripts`, sent without the comments on
+// top.
+
 import { readFileSync } from "node:fs";
 
 const NAME = /^[a-z_]+$/;

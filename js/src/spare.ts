@@ -1,3 +1,6 @@
+// Spare memory: array buffers that are kept, up to a limit in bytes, so that later batches and replies need no fresh
+// memory.
+
 const MOST_PIECES = 64;
 
 /** Memory that nobody uses any more. Fresh memory costs page faults and garbage collections. */

@@ -1,3 +1,6 @@
+// Waits that explain themselves, and outages: when a line is due, how long a lost server is waited for, and the default
+// of `notify`.
+
 import { ServerUnavailable, WaitTimeout } from "./errors.js";
 import { printable } from "./printable.js";
 

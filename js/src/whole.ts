@@ -1,3 +1,5 @@
+// The check of an option that must be an integer of at least a given value.
+
 import { BadOption } from "./errors.js";
 
 /** Return an option that is an integer of at least `least`. Raises BadOption. */

@@ -1,4 +1,6 @@
-// Which batches of the source a training job is done with, however its elements were mapped, filtered, batched or shuffled.
+// Step tracking: which batches of the source a training job is done with, however its elements were mapped, filtered,
+// batched or shuffled.
+
 import type { Batch } from "../batch.js";
 import { BadOption } from "../errors.js";
 

@@ -1,4 +1,5 @@
 // The rows that make an element: whole batches of the source, batches of another size, or rows drawn from a window.
+
 import { BatchBuilder } from "../batch.js";
 import { Philox, seedWords } from "../shuffle/random.js";
 import { ShuffleWindow } from "../shuffle/shuffle.js";

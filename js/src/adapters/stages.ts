@@ -1,5 +1,7 @@
-// The verbs of tf.data over elements that know their rows. Each stage ends the one before it when it is ended itself,
-// which tf.data does not do, and disposes of the tensors that it drops.
+// The verbs of tf.data (map, filter, take, skip, repeat, batch, prefetch, shuffle) over elements that know their rows.
+// Each stage ends the one before it when it is ended itself, which tf.data does not do, and disposes of the tensors
+// that it drops.
+
 import type { Progress, Share } from "./progress.js";
 import type { Tf, TfIterator } from "./tf.js";
 

@@ -1,4 +1,6 @@
-// Rows of columns as what TF.js takes: one typed array and a shape for each tensor. TF.js itself is not needed here.
+// Rows of columns as what TensorFlow.js takes: one typed array and a shape for each tensor, by `cast`. TensorFlow.js
+// itself is not needed here.
+
 import { TensorRange } from "../errors.js";
 import type { Column } from "../wire/codec.js";
 import { DTYPES, type Dtype, type TypedArray, toFloat32 } from "../wire/dtypes.js";

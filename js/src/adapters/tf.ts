@@ -1,4 +1,6 @@
-// What the package needs of the namespace `tf` of @tensorflow/tfjs, which the user gives. Nothing of it is imported.
+// The types of the namespace `tf` of @tensorflow/tfjs, as far as the package needs it. The user gives it, and nothing
+// of it is imported.
+
 import type { TensorData } from "./tensors.js";
 
 /** The namespace `tf` of `@tensorflow/tfjs`, as a caller's types have it. */

@@ -1,3 +1,6 @@
+// A source of batches as a `tf.data.Dataset`: the options of `dataset`, its elements, and the callback that
+// acknowledges after a training step.
+
 import type { Batch } from "../batch.js";
 import { BadOption } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";

@@ -1,4 +1,6 @@
-// A tf.data.Dataset whose elements know their rows through every verb of tf.data.
+// A `tf.data.Dataset` whose elements know their rows through every verb of tf.data, and the iterations that end with
+// it.
+
 import { BadOption } from "../errors.js";
 import type { Delivered, Progress } from "./progress.js";
 import { type Items, Stages } from "./stages.js";

@@ -1,3 +1,5 @@
+// A batch that came through a gateway, with the `ack` that acknowledges it.
+
 import { Batch } from "../batch.js";
 
 /** A batch that a group was given through a gateway. */

@@ -1,3 +1,6 @@
+// The WebSocket to a gateway: the messages in both directions, credits, acknowledgements, timeouts, and the errors for
+// the gateway's codes. `loader.ts` opens the next connection, when `waiting.ts` says so.
+
 import type { Batch } from "../batch.js";
 import * as errors from "../errors.js";
 import { now, seconds } from "../waiting.js";
@@ -6,8 +9,6 @@ import { readBatch } from "./frames.js";
 import type { ChosenGateway, SocketLike } from "./options.js";
 
 const { BadOption, PenstockError, ServerUnavailable, TooLarge, Unauthorized, WaitTimeout } = errors;
-
-// One connection to a gateway, from its opening to its end. `loader.ts` opens the next one, when `waiting.ts` says so.
 
 /** The gateway's own codes. The others are the names of errors. */
 const CODES: Readonly<Record<string, new (text: string) => errors.PenstockError>> = {

@@ -1,3 +1,6 @@
+// The binary message that brings a batch from a gateway (`PSB1`): its entries, decoded and copied into one batch.
+// docs/gateway-messages.md defines it.
+
 import { BatchBuilder } from "../batch.js";
 import { BadEntry } from "../errors.js";
 import { decode, type Fields, offsetsOf } from "../wire/codec.js";

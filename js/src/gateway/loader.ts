@@ -1,3 +1,6 @@
+// The loader that reads through a gateway: iteration, acknowledgement, and joining as a new member after a lost
+// connection.
+
 import type { DatasetOf, TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { closedBefore } from "../batch.js";

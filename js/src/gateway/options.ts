@@ -1,3 +1,6 @@
+// The options of a loader that reads through a gateway: their defaults and checks, the credits, and the message that
+// joins the group.
+
 import { BadOption } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
 import { checkedName } from "../stream/keys.js";

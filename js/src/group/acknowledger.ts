@@ -1,3 +1,5 @@
+// The outstanding batches of a loader, and when each is acknowledged: at the next batch, by `ack` or at a checkpoint.
+
 import { closedBefore } from "../batch.js";
 import type { LoaderBatch } from "./batch.js";
 import type { Acknowledge } from "./options.js";

@@ -1,3 +1,6 @@
+// Questions to a server that may be away or silent: the caller waits for a limited time, and a later call gets the
+// answer.
+
 import { setTimeout as sleep } from "node:timers/promises";
 
 /** The time for which a reader waits for news that another server has. It reads nothing in this time. */

@@ -1,3 +1,6 @@
+// Batches of a group, with the leases on their rows, and the assembler that gives received samples their places in a
+// batch.
+
 import { Batch, BatchBuilder, type Span } from "../batch.js";
 import { type Block, type Column, offsetsOf } from "../wire/codec.js";
 import type { Spec } from "../wire/spec.js";

@@ -1,3 +1,5 @@
+// The commit check: whether an index record, or a repair, names a received entry.
+
 import { UncommittedEntry } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
 import { isIndexed } from "../stream/records.js";

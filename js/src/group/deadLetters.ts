@@ -1,3 +1,6 @@
+// Entries that cannot be read: which become dead letters, which do not, when a reader gives up, and the notice on a
+// suspect.
+
 import { type BadEntry, SegmentGone, TooManyDeadLetters, UncommittedEntry, UnsupportedVersion } from "../errors.js";
 import { bytesOf, textOf } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";

@@ -1,3 +1,6 @@
+// Plans the requests of a shared reader: which partition it asks next, for how many entries, and how long the request
+// waits.
+
 /** The requests under way at once. The server prepares the next reply while the reader receives this one. */
 const AHEAD = 2;
 /** The payload bytes of one request. */

@@ -1,3 +1,6 @@
+// Heartbeats: the loops that show that a member lives. In a shared group they also renew leases, claim the entries of
+// dead members, and find suspects.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import { MemberReplaced, ServerUnavailable } from "../errors.js";
 import type { Server } from "../server/server.js";

@@ -1,3 +1,6 @@
+// An epoch's index records by position: which blocks are committed, where each lies, and whether the order of shards is
+// known yet.
+
 import { EpochIncomplete, OrderNeedsSizes } from "../errors.js";
 import type { Server } from "../server/server.js";
 import type { DeadNote } from "../stream/ledger.js";

@@ -1,3 +1,6 @@
+// The entries that a member holds, what a batch acknowledges of them, and the rule for taking over those of others. No
+// server, no clock.
+
 import { RELEASED } from "../stream/keys.js";
 import { mergeRanges, type Range } from "../stream/ledger.js";
 import type { PendingEntry } from "../stream/pending.js";

@@ -1,3 +1,5 @@
+// The public `Loader`: iteration, the waits for a stream, an epoch and a batch, checkpoint, state and closing.
+
 import { randomBytes } from "node:crypto";
 import type { DatasetOf, TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";

@@ -1,3 +1,6 @@
+// A member of a group at work: it joins or resets the group, finds the next epoch, acknowledges, closes epochs, and
+// leaves. `rankMember.ts` has what differs for a rank.
+
 import { EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished } from "../errors.js";
 import type { Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";

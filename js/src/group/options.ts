@@ -1,3 +1,5 @@
+// The options of a loader: their defaults and checks, and the `LoaderState` that says where a loader stands.
+
 import { createHash } from "node:crypto";
 import { hostname } from "node:os";
 import { BadOption, StateMismatch } from "../errors.js";

@@ -1,3 +1,6 @@
+// The reader of one epoch in canonical order for one rank: it plans steps by the shard indexes, and fetches entries
+// into batches.
+
 import {
   BadEntry,
   EpochIncomplete,

@@ -1,3 +1,6 @@
+// Sends acknowledgements without making the training loop wait for each answer, and sends those again that a failover
+// may have lost.
+
 import type { Argument, Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { ReplicaProbe } from "../stream/replicas.js";

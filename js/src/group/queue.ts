@@ -1,3 +1,6 @@
+// The prefetch queue between the readers and the training loop: it is bounded in bytes, by a limit that grows, and
+// errors pass through it.
+
 import type { LoaderBatch } from "./batch.js";
 
 /** Four requests of a reader in shared order. A trainer that never waits needs no more. */

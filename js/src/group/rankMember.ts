@@ -1,3 +1,6 @@
+// A rank of an ordered group, as a member: it joins, acknowledges by position, goes back to a position, and closes
+// epochs.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import { GroupBusy, ReplayTruncated, WaitTimeout } from "../errors.js";
 import type { Server } from "../server/server.js";

@@ -1,3 +1,6 @@
+// A joined member with its heartbeat and the epoch that it reads, in shared or in canonical order: it begins, ends and
+// repeats epochs.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import { EpochNotFound, GroupFinished } from "../errors.js";
 import type { Server } from "../server/server.js";

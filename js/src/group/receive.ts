@@ -1,3 +1,6 @@
+// Entries on their way from the server into batches: the checks of identity and commit, and which samples are
+// acknowledged already.
+
 import { BadEntry, SegmentGone } from "../errors.js";
 import { decodeWhole } from "../segments/decode.js";
 import type { SegmentReader } from "../segments/reader.js";

@@ -1,11 +1,12 @@
+// Sentences for the user of a loader: why no batch or epoch comes, and the notices on new groups and absent ranks.
+// Python's consumer has the same.
+
 import { PenstockError } from "../errors.js";
 import { near, nearest } from "../near.js";
 import type { Server } from "../server/server.js";
 import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
 import { LATE, within } from "./backgroundQuery.js";
-
-// What a member says to its user, in the words of the Python consumer.
 
 /** The longest wait of an explanation for a server, which the training job must not feel. */
 const EXPLAINED_MS = 1000;

@@ -1,3 +1,6 @@
+// The readers of one epoch of a shared group: they ask for entries, fill batches, fetch claimed entries, and decide
+// when the epoch is over.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import {
   DamagedKey,

@@ -1,3 +1,6 @@
+// Replay: a retained epoch once more, without a group, in canonical order or shuffled, with its options, state and
+// readahead.
+
 import type { DatasetOf, TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { type Batch, BatchBuilder, sampleBytes } from "../batch.js";

@@ -1,3 +1,5 @@
+// A retained epoch for readers without a group: the lease that keeps it, and its index records in canonical order.
+
 import { randomBytes } from "node:crypto";
 import { EpochIncomplete, ReplayTruncated, ServerUnavailable } from "../errors.js";
 import type { Server } from "../server/server.js";

@@ -1,3 +1,5 @@
+// Decodes an entry whose payload is in its fields or, if the header has a `ref`, in a segment.
+
 import { type Block, decode } from "../wire/codec.js";
 import { parseHeader } from "../wire/header.js";
 import type { Spec } from "../wire/spec.js";

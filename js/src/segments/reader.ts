@@ -1,3 +1,6 @@
+// The reader of segments: the folder, which `PENSTOCK_SEGMENTS` may name, the head of each file, and payloads read by
+// their `ref`.
+
 import { constants, type Stats } from "node:fs";
 import { type FileHandle, open } from "node:fs/promises";
 import { homedir } from "node:os";

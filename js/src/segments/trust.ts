@@ -1,3 +1,5 @@
+// The check whether another user of the host could replace a folder of segments or a component of its path.
+
 import { lstat, readFile, readlink } from "node:fs/promises";
 import { dirname, isAbsolute, join } from "node:path";
 

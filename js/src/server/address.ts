@@ -1,3 +1,6 @@
+// Addresses of servers: URLs of one server, a Unix socket, a cluster or a Sentinel service, with login, database and
+// TLS options.
+
 import { readFileSync } from "node:fs";
 import { BadOption } from "../errors.js";
 

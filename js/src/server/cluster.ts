@@ -1,3 +1,6 @@
+// The connection to a cluster: each command goes to the master that holds its key. MOVED is followed, and ASK, TRYAGAIN
+// and CLUSTERDOWN become errors that say what to do.
+
 import { ServerUnavailable } from "../errors.js";
 import { type Address, whereIs } from "./address.js";
 import { Connection } from "./connection.js";

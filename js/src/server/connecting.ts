@@ -1,3 +1,6 @@
+// Connects to an address: finds out whether one server, a cluster or a Sentinel answers, and refuses an address that
+// does not fit it.
+
 import { PenstockError, ServerUnavailable, ServerUnsuitable } from "../errors.js";
 import { type Address, isOfSentinels, parseAddresses, parseService, whereIs, withoutPassword } from "./address.js";
 import { Cluster } from "./cluster.js";

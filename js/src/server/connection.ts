@@ -1,3 +1,6 @@
+// A connection to one server over TCP, TLS or a Unix socket: login, commands sent together, and the timeouts of
+// connecting and of answers.
+
 import { connect as connectPlain, type NetConnectOpts, type Socket } from "node:net";
 import { type ConnectionOptions, connect as connectTls } from "node:tls";
 import { type Address, parseAddresses } from "./address.js";

@@ -1,3 +1,6 @@
+// RESP2, both ways: packs commands without a copy of large arguments, receives large values in place, and bounds the
+// sizes in a reply.
+
 import { printable } from "../printable.js";
 import { SpareMemory } from "../spare.js";
 

@@ -1,3 +1,6 @@
+// The connection to the primary of a service that Sentinels watch: when they are asked for it, and when a former
+// primary is left.
+
 import { ServerUnavailable } from "../errors.js";
 import { type Address, at, type Service, whereIs } from "./address.js";
 import { Connection } from "./connection.js";

@@ -1,3 +1,6 @@
+// The control client: sends commands and scripts to a server or a cluster, raises Penstock's errors, and parses
+// answers. The address in `PENSTOCK_URL` is read here.
+
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { BadOption, ReplyError, ServerUnavailable } from "../errors.js";

@@ -1,3 +1,5 @@
+// The stall detector: a timer that reports within 5 s that a server does not answer, and when it answers again.
+
 import type { Lateness, Notify } from "../waiting.js";
 import { FIRST_WORD_MS, now, seconds } from "../waiting.js";
 import type { Server } from "./server.js";

@@ -1,3 +1,6 @@
+// The map of a cluster: which master holds which slot, how often the nodes are asked for it, and who is told of a
+// change.
+
 import { ServerUnavailable } from "../errors.js";
 import { type Address, at, whereIs } from "./address.js";
 import { Connection } from "./connection.js";

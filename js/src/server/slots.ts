@@ -1,3 +1,5 @@
+// Slots of a cluster: the slot of a key, and which argument of a command is its key. Pure: no connection and no clock.
+
 /** The slots of a cluster, by the Redis Cluster specification. */
 export const SLOTS = 16_384;
 

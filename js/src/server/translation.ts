@@ -1,3 +1,6 @@
+// Translates errors of Redis clients and of sockets into Penstock's errors: one line with what was found and what to do
+// (login, ACL, TLS).
+
 import { DamagedKey, PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
 import { SILENT } from "./connection.js";
 

@@ -1,3 +1,6 @@
+// The interfaces of a connection: what a user's Redis client must have (`RedisLike`), and what this package's
+// connections have (`Transport`).
+
 import type { SlotRange } from "./slotMap.js";
 
 /** Where a command goes, and with which others. */

@@ -1,5 +1,5 @@
-// The random numbers of numpy, so that a seed shuffles alike in both languages: SeedSequence, Philox4x64-10 and the
-// part of Generator.choice that a shuffle window uses.
+// The random numbers of numpy, so that a seed shuffles alike in both languages: SeedSequence, Philox4x64-10 and
+// Generator.choice. Of these it has the part that a shuffle window uses.
 
 const MASK = 0xffff_ffff_ffff_ffffn;
 const MULTIPLIERS = [0xd2e7470ee14c6c93n, 0xca5a826395121157n] as const;

@@ -1,3 +1,6 @@
+// Shuffling by a seed, in the same order as Python: the permuted blocks of a pass, and the window from which batches
+// are drawn.
+
 import { choice, Philox, seedWords } from "./random.js";
 
 /** The order of one shuffled pass, which is that of Python's Replay for the same seed, pass and window. */

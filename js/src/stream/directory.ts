@@ -1,9 +1,9 @@
+// The directory of streams: one key that has the names of all streams, so that nobody scans for them. Its names are
+// hints, and the meta of a stream is the fact. Older versions neither write nor read it.
+
 import { DamagedKey, ReplyError, Unauthorized } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
 import { isName, StreamKeys } from "./keys.js";
-
-// The directory of streams: one key that has the names of all streams, so that nobody scans for them. Its names are
-// hints, and the meta of a stream is the fact. Older versions neither write nor read it.
 
 /** Hash: name of each stream -> its id. */
 export const STREAM_NAMES = "penstock:{~streams}:names";

@@ -1,11 +1,12 @@
+// Durability: the levels that a write must reach, the commands that ask for them, and which servers have a replica, for
+// `auto`. WAIT and WAITAOF answer only for what their own connection wrote, and for everything written before it. So
+// they follow a commit on its connection, or a hint that is written for them.
+
 import { BadOption, PenstockError, ReplyError, ServerUnsuitable } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import type { Argument, Server } from "../server/server.js";
 import { textOf } from "../server/server.js";
 import { now, seconds, type Wait } from "../waiting.js";
-
-// WAIT and WAITAOF answer only for what their own connection wrote, and for everything written before it. So they follow
-// a commit on its connection, or a hint that is written for them.
 
 /** The longest time that the server may take for one answer. A shortfall is reported, and the server is asked again. */
 const ROUND_MS = 1000;

@@ -1,3 +1,6 @@
+// The wait for a change of a stream, by its events key. An event is a hint, and may be lost. `write/creation.ts`
+// announces events.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import { DamagedKey } from "../errors.js";
 import { entriesOf, type Server, textOf } from "../server/server.js";

@@ -1,3 +1,6 @@
+// The names of a stream's keys, and which names of streams, groups and members are allowed. docs/redis-keys.md gives
+// contents and lifetimes.
+
 import { PenstockError } from "../errors.js";
 
 const NAME = /^[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}$/;

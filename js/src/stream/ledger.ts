@@ -1,3 +1,5 @@
+// The ledger: the arguments of an acknowledgement, which samples a group is done with, and the notes of dead letters.
+
 import { type Argument, bytesOf, hashOf, type Server } from "../server/server.js";
 import type { PartitionKeys } from "./keys.js";
 import { begunShards, liveState, type Manifest, shardCount, shardSize } from "./manifest.js";

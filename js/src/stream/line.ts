@@ -1,3 +1,6 @@
+// The connection for commands that wait at the server (`BLOCK`), because such a command holds up all others on its
+// connection.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Argument, Server } from "../server/server.js";
 

@@ -1,3 +1,6 @@
+// Manifests: the plan of an epoch and its progress, and the limits of shards and samples. States: `open -> sized ->
+// produced`, or `abandoned`.
+
 import { EpochNotFound } from "../errors.js";
 import { hashOf, type Server, textOf } from "../server/server.js";
 import { MAX_SHARD_SAMPLES } from "../wire/limits.js";

@@ -1,3 +1,6 @@
+// Pending entries of a group: those that are overdue or held by a member, claiming one, and the last entry that was
+// given.
+
 import { ReplyError } from "../errors.js";
 import { entriesOf, type Server, textOf } from "../server/server.js";
 import { LAST, type PartitionKeys, RELEASED } from "./keys.js";

@@ -1,12 +1,13 @@
+// The positions of an ordered group's ranks: reporting one, reading them, and taking a rank back. They count planned
+// samples of an epoch, with holes: shards in order, offsets in order. They are in the first partition alone, so a
+// report is one step.
+
 import { GroupNotFound, MemberReplaced, type PenstockError, ReplayTruncated, ReplyError } from "../errors.js";
 import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
 import type { PartitionKeys } from "./keys.js";
 import { liveState, type Manifest, shardSize } from "./manifest.js";
 import { type Membership, type Order, rejoin } from "./roster.js";
 import { integer, readable, type Stream } from "./stream.js";
-
-// The positions of an ordered group's ranks. They count planned samples of an epoch, with holes: shards in order, offsets
-// in order. They are in the first partition alone, so a report is one step.
 
 /** One step that a padded last step may need, and one more to find good samples in place of bad ones. */
 export const HEAD_STEPS = 2;

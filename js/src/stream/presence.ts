@@ -1,9 +1,10 @@
+// Members whose process has ended, if this host can tell: by boot, pid namespace, pid and start time. Incarnations get
+// their names here.
+
 import { randomBytes } from "node:crypto";
 import { readFileSync, readlinkSync } from "node:fs";
 import { createBLAKE2b } from "hash-wasm";
 import type { MemberRecord } from "./roster.js";
-
-// Members whose process has ended, if this host can tell: by boot, pid namespace, pid and start time.
 
 /** A member that was seen more recently is alive, even if this host does not know its pid. */
 const SILENT_MS = 2500;

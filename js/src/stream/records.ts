@@ -1,3 +1,6 @@
+// Shard indexes: the records of committed blocks, read in pages with repairs applied, and whether a record names an
+// entry.
+
 import { entriesOf, type Server, type StreamEntry } from "../server/server.js";
 import { MAX_NUMBER } from "../wire/limits.js";
 import type { PartitionKeys } from "./keys.js";

@@ -1,3 +1,6 @@
+// Asks whether replicas have what was written, as the stream's durability demands, and writes facts again after a
+// failover.
+
 import { PenstockError, ServerUnavailable } from "../errors.js";
 import type { Server } from "../server/server.js";
 import { type Notify, Wait } from "../waiting.js";

@@ -1,3 +1,6 @@
+// The roster of each partition: groups, members, epochs, bytes and waiting writers, and how members join, give
+// heartbeats, join again after a loss, and leave.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import { EpochsReleased, GroupBusy, GroupKindMismatch, GroupNotFound, MemberReplaced, ReplyError } from "../errors.js";
 import { near } from "../near.js";

@@ -1,3 +1,6 @@
+// The runs of servers (`run_id`): whether a server was restarted or replaced since a look or a join, and may lack its
+// newest writes.
+
 import { setTimeout as sleep } from "node:timers/promises";
 import { type PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";

@@ -1,3 +1,6 @@
+// The meta of a stream: its settings, its counters of epochs, and the errors for a stream that is missing, deleted or
+// damaged.
+
 import { DamagedKey, StreamDeleted, StreamNotFound } from "../errors.js";
 import { near } from "../near.js";
 import { hashOf, type Server, textOf } from "../server/server.js";

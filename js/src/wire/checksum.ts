@@ -1,3 +1,5 @@
+// The checksum of a payload: XXH3-64 as 16 hexadecimal digits, computed in WebAssembly.
+
 import { XXH3 } from "./xxh3Wasm.js";
 
 /** The exports of `wasm/xxh3.ts`. */

@@ -1,3 +1,6 @@
+// Decodes entries: the fields of an entry to the samples of a block, with checksum and sizes checked.
+// docs/wire-format.md defines them, and `encode.ts` encodes.
+
 import { BadEntry, ChecksumMismatch } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
 import { digestOf } from "./checksum.js";

@@ -1,3 +1,5 @@
+// The table of dtypes that the wire carries, by name: item sizes, typed arrays, and `toFloat32` for 16-bit floats.
+
 if (new Uint8Array(Uint16Array.of(1).buffer)[0] !== 1) {
   throw new Error("Penstock needs a little-endian machine: the wire format is little-endian");
 }

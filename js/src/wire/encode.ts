@@ -1,3 +1,6 @@
+// Encodes entries: samples to the fields that Python's writer makes of them, to the byte, with shapes in the header or
+// in a field.
+
 import { SpecMismatch, TooLarge } from "../errors.js";
 import { digestOf } from "./checksum.js";
 import { DTYPES, type TypedArray } from "./dtypes.js";

@@ -1,3 +1,6 @@
+// Entry headers: the `meta` field, one compact JSON object, parsed with every number bounded, with the `ref` to a
+// segment.
+
 import { BadEntry, UnsupportedVersion } from "../errors.js";
 import { type Json, type JsonObject, parseJson } from "./json.js";
 import {

@@ -1,3 +1,6 @@
+// A JSON parser for headers and specs: it refuses duplicated keys, tells integers from other numbers, and keeps the
+// order of members.
+
 import { MAX_DEPTH } from "./limits.js";
 
 /** A number that is not written as an integer, or that is beyond 2^53 - 1. No key of the format may hold one. */

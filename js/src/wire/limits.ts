@@ -1,3 +1,6 @@
+// The limits of wire format v1: bytes, samples, holes, tensors, dimensions. Writers refuse what exceeds them, and
+// readers treat it as a bad entry.
+
 /** The limits of wire format v1, as docs/wire-format.md lists them. */
 export const MAX_HEADER_BYTES = 2 ** 20;
 export const MAX_FIELD_BYTES = 512_000_000;

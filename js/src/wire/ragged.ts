@@ -1,3 +1,6 @@
+// Ragged tensors: the samples' shapes as an entry carries them, checked, and where each sample starts in the flat
+// values.
+
 import { BadEntry } from "../errors.js";
 import { DTYPES } from "./dtypes.js";
 import type { Json } from "./json.js";

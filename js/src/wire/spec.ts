@@ -1,3 +1,6 @@
+// Specs: a stream's tensor names, dtypes and sample shapes, parsed from their JSON form. `write/spec.ts` infers them
+// from samples.
+
 import { BadSpec } from "../errors.js";
 import { DTYPES, type Dtype, isDtype } from "./dtypes.js";
 import { type Json, type JsonObject, parseJson } from "./json.js";

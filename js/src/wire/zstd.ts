@@ -1,3 +1,5 @@
+// Decompression of payload fields that are zstd frames, and the bounds that are checked before memory is taken.
+
 import { BadEntry, UnsupportedVersion } from "../errors.js";
 
 /** What this module uses of `node:zlib`, whose zstd the types of Node 20 lack. */

@@ -1,3 +1,6 @@
+// The acknowledgements of groups, as a writer reads them: by the ledgers, and of ordered groups by the positions of
+// their ranks.
+
 import { entriesOf, type Server } from "../server/server.js";
 import { deadNotes, ledgerBits, type Range } from "../stream/ledger.js";
 import { begunShards, type Manifest, plannedSamples } from "../stream/manifest.js";
@@ -6,8 +9,6 @@ import type { IndexRecord } from "../stream/records.js";
 import { integer, partitionOf, readable, type Stream } from "../stream/stream.js";
 import { type Holder, loadHolders } from "./holders.js";
 import type { ShardPlace } from "./progress.js";
-
-// What groups have acknowledged: by their ledgers, and ordered groups by the positions of their ranks.
 
 /** Return whether every group that data is held for has acknowledged the samples of a record. */
 export async function isAcknowledged(

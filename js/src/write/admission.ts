@@ -1,3 +1,6 @@
+// Admission control for one shard: asks the rule, has the trimmer free bytes, notes a wait on the roster, and explains
+// it.
+
 import { PenstockError, TooLarge } from "../errors.js";
 import type { Server } from "../server/server.js";
 import { findManifest } from "../stream/manifest.js";

@@ -1,3 +1,6 @@
+// Blocks of one shard: the builder that gathers samples until a block is full, and blocks that are cut or moved to
+// other offsets.
+
 import { DTYPES, type TypedArray } from "../wire/dtypes.js";
 import type { ColumnData } from "../wire/encode.js";
 import { rowStarts } from "../wire/ragged.js";

@@ -1,3 +1,6 @@
+// The committer: appends a shard's blocks exactly once, whatever happens to it or to another run of the same job. It
+// waits for quota and for durability, and sends again what a server lost.
+
 import { createHash } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import {

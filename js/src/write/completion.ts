@@ -1,3 +1,5 @@
+// The check of a shard before it is declared complete: its index holds what its writers committed, and no more.
+
 import { BadEntry } from "../errors.js";
 import { bytesOf, type Server, textOf } from "../server/server.js";
 import { type IndexRecord, indexRecord } from "../stream/records.js";
@@ -6,8 +8,6 @@ import { parseHeader } from "../wire/header.js";
 import { MAX_HEADER_BYTES } from "../wire/limits.js";
 import { isAcknowledged } from "./acknowledged.js";
 import type { ShardPlace } from "./progress.js";
-
-// The last look at a shard before it is declared complete: its index holds what its writers committed, and no more.
 
 /** Records in the first page, which is all that most shards have. */
 const FIRST_PAGE = 64;

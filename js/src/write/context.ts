@@ -1,3 +1,5 @@
+// The values that all shards of one writer share: connections, stream, admission, and the writer's options.
+
 import type { Server } from "../server/server.js";
 import type { ReplicaWatch } from "../stream/durability.js";
 import type { Stream } from "../stream/stream.js";

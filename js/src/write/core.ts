@@ -1,3 +1,6 @@
+// The part of a writer that its epochs use, too: opening a shard, taking the feed's next shard, fixing the spec, and
+// waiting for replicas.
+
 import { PenstockError, ShardMismatch } from "../errors.js";
 import type { Manifest } from "../stream/manifest.js";
 import { Confirmer } from "../stream/replicas.js";

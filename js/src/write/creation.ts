@@ -1,3 +1,6 @@
+// Creates streams and changes their settings: the fields of the meta and their defaults, the spec that is fixed, and
+// the events that announce changes.
+
 import { randomBytes } from "node:crypto";
 import { DamagedKey, ReplyError, StreamConflict, StreamDeleted } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
@@ -8,8 +11,6 @@ import { fieldsOfLevel, findStream, loadStream, requireThere, type Stream } from
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { chooseTags, usualPartitions } from "./placement.js";
 import { isSameSpec, specJson, toldSpec } from "./spec.js";
-
-// Makes streams, changes their settings, and wakes those who wait for a change.
 
 /** The payload that a stream may hold where nobody names its budget. */
 export const BUDGET_BYTES = 2 ** 30;

@@ -1,3 +1,6 @@
+// The writer of one epoch: it writes samples into one shard after the other, or into shards by number, and closes or
+// abandons the epoch. It decides how many samples an unplanned shard gets.
+
 import { PenstockError, ShardMismatch } from "../errors.js";
 import { loadManifest, type Manifest } from "../stream/manifest.js";
 import type { WriterCore } from "./core.js";

@@ -1,3 +1,5 @@
+// Opens, sizes, completes and abandons epochs on the server, and registers their shards. Each command may be repeated.
+
 import { randomBytes } from "node:crypto";
 import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
@@ -5,8 +7,6 @@ import { findManifest, loadManifest, type Manifest, plannedSamples, whyNotPlanne
 import { requireThere, type Stream } from "../stream/stream.js";
 import { MAX_NUMBER } from "../wire/limits.js";
 import { announce, deleted, requireKept } from "./creation.js";
-
-// Opens, sizes, completes and abandons epochs. Each command may be repeated.
 
 const MAX_SHARDS = 2 ** 20;
 const CLOSED = /PENSTOCK (shard \d+ ended with \d+ samples)/;

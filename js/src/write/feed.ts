@@ -1,11 +1,11 @@
+// Feeds: epochs without a plan, whose writers take shards as they come. The first writer that goes on to the next epoch
+// seals this one, and the last one that finishes sizes it.
+
 import { randomBytes } from "node:crypto";
 import type { Server } from "../server/server.js";
 import { findManifest, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import type { Stream } from "../stream/stream.js";
 import { beginNextEpoch, NumberTaken, nextEpoch, openEpoch } from "./epochs.js";
-
-// An endless feed: epochs without a plan, whose writers take shards as they come. The first writer that goes on to the
-// next epoch seals this one, and the last one that finishes sizes it.
 
 /** A shard of a feed that a writer took. */
 export interface FeedShard {

@@ -1,3 +1,6 @@
+// Converts numbers to the bits of `float16` and `bfloat16`, rounded to the nearest, ties to even. `wire/dtypes.ts`
+// converts back.
+
 /** Return numbers as the bits of a `float16` or `bfloat16` tensor, rounded to the nearest, ties to even. */
 export function fromFloat32(dtype: "float16" | "bfloat16", numbers: ArrayLike<number>): Uint16Array {
   return Uint16Array.from(numbers, dtype === "float16" ? halfBits : brainBits);

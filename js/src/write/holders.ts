@@ -1,9 +1,10 @@
+// The holders of a partition's bytes, by its roster: groups, members, pins and replays, and which groups are
+// unfinished, idle or absent.
+
 import { hashOf, type Server, textOf } from "../server/server.js";
 import { type PartitionKeys, requireNames } from "../stream/keys.js";
 import { rankMember } from "../stream/roster.js";
 import { integer, readable } from "../stream/stream.js";
-
-// Who keeps what a partition holds: groups, their members, pins and replays, as the roster has them.
 
 /** A process with a heartbeat within it may be at work. */
 const ALIVE_MS = 30_000;

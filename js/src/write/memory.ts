@@ -1,3 +1,6 @@
+// The memory of servers: whether the streams' budgets fit maxmemory, the default budget, and how much of the memory a
+// writer may take.
+
 import { BudgetRefused, ServerUnsuitable } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
 import { listStreams } from "../stream/directory.js";
@@ -5,8 +8,6 @@ import { StreamKeys } from "../stream/keys.js";
 import { integer, readable } from "../stream/stream.js";
 import { type Notify, now } from "../waiting.js";
 import { BLOCK_BYTES, BUDGET_BYTES } from "./creation.js";
-
-// What a server has of memory, and whether the streams' budgets fit it.
 
 /** The memory that writers keep free for acknowledgements, joining groups and job queues. */
 const RESERVE_SHARE = 0.1;

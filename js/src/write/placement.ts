@@ -1,7 +1,8 @@
+// Chooses the hash tags of partitions, such that each server gets as many as every other, and the default number of
+// partitions. Python chooses the same.
+
 import type { SlotRange } from "../server/slotMap.js";
 import { SLOTS, slotOf } from "../server/slots.js";
-
-// Chooses the hash tags of partitions as Python does, such that each server gets as many as every other.
 
 /** The partitions of a new stream for each of several servers. */
 const PARTITIONS_EACH = 4;

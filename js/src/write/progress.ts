@@ -1,3 +1,6 @@
+// The commands that commit a block, the commands that read how far a shard is committed, and the parsing of their
+// answers.
+
 import { PenstockError, ServerUnavailable } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import { type Argument, entriesOf, type Server, textOf, translated } from "../server/server.js";

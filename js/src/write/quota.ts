@@ -1,4 +1,5 @@
-// The values and the pure rules that decide whether a block may be written now. `admission` asks them for one shard.
+// Quotas: the values and the pure rules that decide whether a block may be written now, and how long to wait.
+// `admission` asks them for one shard.
 
 /** The share of a budget for all shards. The rest is for the lowest unfinished shard of the oldest unfinished epoch. */
 export const ORDINARY_SHARE = 0.75;

@@ -1,3 +1,6 @@
+// The rows of `writeBatch`: the check of n samples that are given tensor by tensor, and the spec that is inferred from
+// them.
+
 import { BadSpec } from "../errors.js";
 import type { Column } from "../wire/codec.js";
 import type { TypedArray } from "../wire/dtypes.js";

@@ -1,3 +1,6 @@
+// The writer of one shard: it numbers samples, packs them into blocks, records bad ones, and decides when a block is
+// sent.
+
 import { PenstockError, ShardMismatch, TooLarge } from "../errors.js";
 import { now } from "../waiting.js";
 import { MAX_HOLES } from "../wire/limits.js";

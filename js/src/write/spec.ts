@@ -1,3 +1,6 @@
+// Specs as a writer uses them: a user's spec as JSON, inference from a sample, nested names, and the check of a
+// sample's names.
+
 import { BadSpec } from "../errors.js";
 import { parseSpec, type Spec, type TensorSpec } from "../wire/spec.js";
 import { an, dtypeOf, flat, isScalar, isShaped, mismatch, type Nested, type Scalar, type Value } from "./values.js";

@@ -1,3 +1,5 @@
+// The trimmer: removes the entries of a running epoch that every group has acknowledged, from many shards at once.
+
 import { entriesOf, type Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import type { Range } from "../stream/ledger.js";

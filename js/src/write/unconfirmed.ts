@@ -1,9 +1,10 @@
+// The committed blocks of a shard that its server may still lose, and the times at which it is asked about them. A
+// failover loses a server's newest writes. The writer keeps what no replica, or no disk, has confirmed, and sends it
+// again. So confirmations are asked for seldom, and no block waits for the one before.
+
 import type { Durability } from "../stream/durability.js";
 import { now } from "../waiting.js";
 import type { PackedBlock } from "./block.js";
-
-// A failover loses a server's newest writes. The writer keeps what no replica, or no disk, has confirmed, and sends it
-// again. So confirmations are asked for seldom, and no block waits for the one before.
 
 /** The payload of committed blocks that a shard's writer keeps while they are not confirmed. */
 const UNCONFIRMED_BYTES = 64 * 2 ** 20;

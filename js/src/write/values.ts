@@ -1,3 +1,6 @@
+// The value of one tensor as a user gives it (array, number, string), checked against the spec and converted to the
+// tensor's dtype.
+
 import { SpecMismatch, TooLarge } from "../errors.js";
 import { DTYPES, type Dtype, type TypedArray } from "../wire/dtypes.js";
 import { MAX_FIELD_BYTES } from "../wire/limits.js";

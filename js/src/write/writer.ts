@@ -1,3 +1,6 @@
+// The public `Writer`: it opens streams, epochs and the endless feed, with the options of `openWriter`, among them the
+// retention policy. It decides when a feed goes on to the next epoch.
+
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
 import { addressOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/server.js";
