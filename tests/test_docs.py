@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import penstock
+from docs import file_list
 from docs.img import figures
 from docs.promises import anchor, docstrings, headings, link, promises, with_tables
 from penstock.cli import parser_of
@@ -335,6 +336,13 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
     bases = (ROOT, *(ROOT / base for base in BASES))
     named = set(re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|yaml|toml))`", text))
     assert [path for path in sorted(named) if not any((base / path).exists() for base in bases)] == []
+
+
+def test_the_page_of_files_has_the_first_words_of_each() -> None:
+    """Who wants to change a line finds its file there."""
+    page = file_list.rendered()
+    assert re.findall(r"^\| `.*` \|  \|$", page, re.MULTILINE) == [], "begin the file with what it holds"
+    assert file_list.PAGE.read_text(encoding="utf-8") == page, "run python -m docs.file_list"
 
 
 def test_the_architecture_counts_the_files_on_a_samples_way() -> None:
