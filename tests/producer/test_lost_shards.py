@@ -72,6 +72,7 @@ def test_a_running_production_takes_up_an_epoch_that_it_had_finished(
             states = {seen.epoch: seen.state for seen in look.epochs}
             if not is_torn and before is not None and states.get(0) == "produced" and states.get(1) == "sized":
                 before.restore(any_client)
+                any_client.client_kill_filter(_type="normal", skipme=True)
                 production._window.open()  # as after a failover
                 is_torn = True
     assert is_torn
