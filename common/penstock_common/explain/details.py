@@ -11,6 +11,7 @@ from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.servers import PartitionsAway
 from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import count_entries
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PayloadStorage, plane_of
@@ -57,15 +58,8 @@ def read_details(client: Client, name: str) -> StreamDetails:
             epochs[seen.epoch] = EpochDetails(
                 shards_done=len(manifest.done),
                 shards=len(begun_shards(client, stream, manifest)),
-                entries=_count_entries(client, stream, seen.epoch),
+                entries=count_entries(client, stream, seen.epoch),
                 reasons=kinds_of_bad(client, stream, seen.epoch) if seen.bad else [],
             )
     _, _, released = read_counters(client, stream)
     return StreamDetails(stream, snapshot, released, plane_of(stream), epochs)
-
-
-def _count_entries(client: Client, stream: Stream, epoch: int) -> int:
-    with client.pipeline(transaction=False) as pipe:
-        for partition in stream.partitions:
-            pipe.xlen(partition.entries(epoch))
-        return sum(pipe.execute())

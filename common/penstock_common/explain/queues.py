@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_common.server.hosts import is_host
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, ask_all
 from penstock_common.stream.servers.suitability import ServerMemory, read_memory
 
-KEYS = {"waiting": ("llen", "rq:queue:"), "running": ("zcard", "rq:wip:"), "failed": ("zcard", "rq:failed:")}
+KEYS = {"waiting": ("LLEN", "rq:queue:"), "running": ("ZCARD", "rq:wip:"), "failed": ("ZCARD", "rq:failed:")}
 """The kind that is counted -> the command that counts it, and the start of RQ's key, which the queue's name ends."""
 
 OWN_WORKER = re.compile(r".+\.[0-9a-f]{8}")
@@ -62,11 +62,7 @@ def snapshot_queues(client: Client, names: Iterable[str]) -> QueueSnapshot:
         ServerUnavailable: The queue's server does not answer.
     """
     asked = [(name, kind) for name in names for kind in KEYS]
-    with client.pipeline(transaction=False) as pipe:
-        for name, kind in asked:
-            command, start = KEYS[kind]
-            getattr(pipe, command)(start + name)
-        replies = pipe.execute(raise_on_error=False)
+    replies = ask_all(client, [(KEYS[kind][0], KEYS[kind][1] + name) for name, kind in asked], raises=False)
     queues: dict[str, dict[str, int]] = {}
     for (name, kind), reply in zip(asked, replies, strict=True):
         if isinstance(reply, int):
@@ -85,10 +81,8 @@ def find_foreign_workers(client: Client, names: Iterable[str]) -> list[ForeignWo
     for queue in names:
         keys = [key.decode("utf-8", "replace") for key in client.smembers(f"rq:workers:{queue}")]
         others = sorted(key for key in keys if not OWN_WORKER.fullmatch(key.removeprefix(_WORKER)))
-        with client.pipeline(transaction=False) as pipe:
-            for key in others:
-                pipe.hmget(key, "hostname", "pid", "failed_job_count")
-            replies = pipe.execute(raise_on_error=False)
+        commands = [("HMGET", key, "hostname", "pid", "failed_job_count") for key in others]
+        replies = ask_all(client, commands, raises=False)
         for key, reply in zip(others, replies, strict=True):
             if isinstance(reply, list) and any(reply):  # otherwise it is gone, or its record is no hash
                 host, pid, failed = ((value or b"?")[:_SHOWN].decode("utf-8", "replace") for value in reply)

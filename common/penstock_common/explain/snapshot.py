@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock_common.server.nodes import ReplicaState
-from penstock_common.stream.commands import Client, ms_of, readable
+from penstock_common.stream.commands import Client, ask_all, ms_of, readable
 from penstock_common.stream.groups.presence import Liveness, is_returned
 from penstock_common.stream.groups.roster import Roster, WaitingWriter, parse_roster
 from penstock_common.stream.keys import PartitionKeys
@@ -188,13 +188,10 @@ class PartitionSnapshot:
 def snapshot_partition(client: Client, stream: Stream, partition: PartitionKeys) -> PartitionSnapshot:
     """Read the facts. Raises DamagedKey."""
     begin = stream.partitions[0]
-    with client.pipeline(transaction=False) as pipe:
-        pipe.hgetall(stream.keys.epochs)
-        pipe.hgetall(partition.roster)
-        pipe.time()  # answered by the server that has the roster
-        if partition != begin:
-            pipe.hgetall(begin.roster)
-        states, roster, now, *others = pipe.execute()
+    commands = [("HGETALL", stream.keys.epochs), ("HGETALL", partition.roster), ("TIME",)]  # of the roster's server
+    if partition != begin:
+        commands.append(("HGETALL", begin.roster))
+    states, roster, now, *others = ask_all(client, commands)
     own = parse_roster(client, partition, roster)
     first = parse_roster(client, begin, others[0]) if others else own
     return PartitionSnapshot(own, first, ms_of(now), parse_states(stream, states))

@@ -109,10 +109,19 @@ def run_scripts(client: Client, script: str, calls: Sequence[Call]) -> list[Any]
 
 
 def _run_all(client: Client, script: str, calls: Sequence[Call]) -> list[Any]:
+    sha = sha_of(script)
+    return ask_all(client, [("EVALSHA", sha, len(keys), *keys, *args) for keys, args in calls])
+
+
+def ask_all(client: Client, commands: Iterable[Sequence[Any]], *, raises: bool = True) -> list[Any]:
+    """Return the replies to these commands, as redis-py parses them, in one round trip to each server.
+
+    Without ``raises`` the error of a refused command is its reply.
+    """
     with client.pipeline(transaction=False) as pipe:
-        for keys, args in calls:
-            pipe.evalsha(sha_of(script).decode(), len(keys), *keys, *args)
-        return list(pipe.execute())
+        for command in commands:
+            pipe.execute_command(*command)
+        return list(pipe.execute(raise_on_error=raises))
 
 
 def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:

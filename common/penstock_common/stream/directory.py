@@ -15,7 +15,7 @@ from penstock_common.errors import ServerUnavailable, Unauthorized
 from penstock_common.server.channel import REPLY_TIMEOUT_S
 from penstock_common.server.client import ANSWER_S
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, Refused, run_script
+from penstock_common.stream.commands import Client, Refused, ask_all, run_script
 from penstock_common.stream.keys import ANY_META, STREAM_NAMES, StreamKeys, is_name, name_in_meta_key
 
 _FORGET_FIELD = load_script("forget_field")
@@ -156,16 +156,11 @@ def _entered(client: Client) -> set[str] | None:
 def _existing(client: Client, names: Iterable[str]) -> list[str]:
     """Return the names whose meta is there. A process that died may have left others."""
     ordered = list(names)
-    with client.pipeline(transaction=False) as pipe:
-        for name in ordered:
-            pipe.exists(StreamKeys(name).meta)
-        return [name for name, is_there in zip(ordered, pipe.execute(), strict=True) if is_there]
+    replies = ask_all(client, [("EXISTS", StreamKeys(name).meta) for name in ordered])
+    return [name for name, is_there in zip(ordered, replies, strict=True) if is_there]
 
 
 def _ids_of(client: Client, names: list[str]) -> dict[str, str]:
     """Return stream -> id, without those whose meta is damaged."""
-    with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.hget(StreamKeys(name).meta, "id")
-        replies = pipe.execute(raise_on_error=False)
+    replies = ask_all(client, [("HGET", StreamKeys(name).meta, "id") for name in names], raises=False)
     return {name: reply.decode() for name, reply in zip(names, replies, strict=True) if isinstance(reply, bytes)}

@@ -21,6 +21,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import (
     Arg,
     Client,
+    ask_all,
     is_script_error,
     parse_id,
     read_by_script,
@@ -223,10 +224,12 @@ def index_records(
     A repair's record replaces those that it overrides.
     """
     key, last = partition.index(epoch, shard), "+" if upto is None else f"{upto}-0"
-    with client.pipeline(transaction=False) as pipe:  # a caller that follows a shard asks often, and mostly for a few
-        pipe.xrange(partition.repairs(epoch, shard))
-        pipe.xrange(key, min=f"({after}-0" if after else "-", max=last, count=FIRST_PAGE)
-        found, page = pipe.execute()
+    begin = f"({after}-0" if after else "-"
+    # in one round trip: a caller that follows a shard asks often, and mostly for a few
+    found, page = ask_all(
+        client,
+        [("XRANGE", partition.repairs(epoch, shard), "-", "+"), ("XRANGE", key, begin, last, "COUNT", FIRST_PAGE)],
+    )
     if not found:
         yield from _base_records(client, key, page, FIRST_PAGE, last)
         return
@@ -290,10 +293,8 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a sha
 def indexed_ids(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> set[bytes]:
     """Return the ids of the entries that a shard's index names beyond an offset, repaired or not."""
     key = partition.index(epoch, shard)
-    with client.pipeline(transaction=False) as pipe:
-        pipe.xrange(partition.repairs(epoch, shard))
-        pipe.xrange(key, min=f"({after}-0", count=FIRST_PAGE)
-        repairs, page = pipe.execute()
+    first_page = ("XRANGE", key, f"({after}-0", "+", "COUNT", FIRST_PAGE)
+    repairs, page = ask_all(client, [("XRANGE", partition.repairs(epoch, shard), "-", "+"), first_page])
     repaired = {fields[b"e"] for _, fields in repairs}
     return repaired | {record.entry_id for record in _base_records(client, key, page, FIRST_PAGE, "+")}
 
@@ -302,10 +303,8 @@ def is_indexed(
     client: Client, partition: PartitionKeys, epoch: int, shard: int, end: int, entry_id: bytes
 ) -> bool:  # fmt: skip
     """Return whether the index record at ``end``, or one of the shard's repairs, names an entry."""
-    with client.pipeline(transaction=False) as pipe:
-        pipe.xrange(partition.index(epoch, shard), f"{end}-0", f"{end}-0")
-        pipe.xrange(partition.repairs(epoch, shard))
-        found, repairs = pipe.execute()
+    at_end = ("XRANGE", partition.index(epoch, shard), f"{end}-0", f"{end}-0")
+    found, repairs = ask_all(client, [at_end, ("XRANGE", partition.repairs(epoch, shard), "-", "+")])
     return any(fields.get(b"e") == entry_id for _, fields in (*found, *repairs))
 
 
@@ -323,25 +322,23 @@ def index_ends(client: Client, stream: Stream, epoch: int, shards: Iterable[int]
 
 def index_heads(client: Client, stream: Stream, epoch: int, shards: Iterable[int]) -> dict[int, tuple[int, str]]:
     """Return shard -> (number of committed offsets, token of the last feed writer), in one round trip."""
-    wanted = list(shards)
-    with client.pipeline(transaction=False) as pipe:
-        for shard in wanted:
-            pipe.xrevrange(stream.partition_of(shard).index(epoch, shard), count=1)
-        replies: list[list[tuple[bytes, dict[bytes, bytes]]]] = pipe.execute()
+    keys = {shard: stream.partition_of(shard).index(epoch, shard) for shard in shards}
     return {
         shard: (_end_of(found[0][0]), found[0][1].get(b"w", b"").decode()) if found else (0, "")
-        for shard, found in zip(wanted, replies, strict=True)
+        for shard, found in zip(keys, _newest_records(client, keys.values()), strict=True)
     }
+
+
+def _newest_records(client: Client, keys: Iterable[str]) -> list[Page]:
+    """Return the newest record of each index, as a page that is empty for an index without records."""
+    return ask_all(client, [("XREVRANGE", key, "+", "-", "COUNT", 1) for key in keys])
 
 
 def shard_ages(client: Client, stream: Stream, epoch: int, shards: Iterable[int]) -> dict[int, int | None]:
     """Return shard -> ms since its newest entry, by its server's clock, the newest first. None is a shard without."""
     wanted = {shard: stream.partition_of(shard) for shard in shards}
     keys = {shard: partition.index(epoch, shard) for shard, partition in wanted.items()}
-    with client.pipeline(transaction=False) as pipe:
-        for key in keys.values():
-            pipe.xrevrange(key, count=1)
-        replies: list[list[tuple[bytes, dict[bytes, bytes]]]] = pipe.execute()
+    replies = _newest_records(client, keys.values())
     now = {partition.number: server_ms(client, partition.roster) for partition in wanted.values()}
     ages: dict[int, int | None] = dict.fromkeys(wanted)
     for shard, found in zip(wanted, replies, strict=True):
@@ -397,9 +394,9 @@ def read_headers(client: Client, partition: PartitionKeys, epoch: int, ids: Iter
     return found
 
 
-def has_entries(client: Client, stream: Stream, epoch: int) -> bool:
-    """Return whether an epoch holds an entry, committed or not. It reads lengths only."""
-    return any(client.xlen(partition.entries(epoch)) for partition in stream.partitions)
+def count_entries(client: Client, stream: Stream, epoch: int) -> int:
+    """Return the entries of an epoch, committed or not. It reads lengths only."""
+    return sum(ask_all(client, [("XLEN", partition.entries(epoch)) for partition in stream.partitions]))
 
 
 def newest_entry(
@@ -432,10 +429,8 @@ Keys = tuple[PartitionKeys, int]
 
 def pending_members(client: Client, keys: Sequence[Keys], group: str) -> dict[str, int]:
     """Return member -> number of pending entries in these keys, in one round trip."""
-    with client.pipeline(transaction=False) as pipe:
-        for partition, epoch in keys:
-            pipe.xpending(partition.entries(epoch), group)
-        replies = pipe.execute(raise_on_error=False) if keys else []
+    commands = [("XPENDING", partition.entries(epoch), group) for partition, epoch in keys]
+    replies = ask_all(client, commands, raises=False)
     held: dict[str, int] = {}
     for summary in _without_gone(replies, client):
         for consumer in summary["consumers"]:

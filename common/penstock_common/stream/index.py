@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from penstock_common.server.channel import Channel, Command
-from penstock_common.stream.commands import Client, EntryId, parse_id, server_ms
+from penstock_common.stream.commands import Client, EntryId, ask_all, parse_id, server_ms
 from penstock_common.stream.entries import (
     PAGE,
     IndexRecord,
@@ -57,11 +57,7 @@ class EpochIndexes:
 
     def read(self, wants: Sequence[IndexRange], follows: Sequence[int] = ()) -> IndexPages:
         """Return the present records, and how far the shards are that the reader ``follows``."""
-        commands = self._commands(wants, follows)
-        with self._client.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            return self._pages(wants, follows, pipe.execute() if commands else [])
+        return self._pages(wants, follows, ask_all(self._client, self._commands(wants, follows)))
 
     def await_more(
         self,
@@ -176,12 +172,8 @@ def _blocks_at_end(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, shards: list[int], each: int
 ) -> list[tuple[int, IndexRecord]]:
     """Return the last ``each`` records of each shard, without those that have no entry."""
-    if not shards:
-        return []
-    with client.pipeline(transaction=False) as pipe:
-        for shard in shards:
-            pipe.xrevrange(where[shard].index(epoch, shard), count=each)
-        pages: list[Page] = pipe.execute()
+    commands = [("XREVRANGE", where[shard].index(epoch, shard), "+", "-", "COUNT", each) for shard in shards]
+    pages: list[Page] = ask_all(client, commands)
     found = [
         (shard, index_record(*one, where[shard].index(epoch, shard)))
         for shard, page in zip(shards, pages, strict=True)
@@ -197,10 +189,11 @@ def read_forward(
     found: dict[int, list[IndexRecord]] = {shard: [] for shard in where}
     wanted = dict(ends)
     while wanted:
-        with client.pipeline(transaction=False) as pipe:
-            for shard, end in wanted.items():
-                pipe.xrange(where[shard].index(epoch, shard), min=f"({end}-0" if end else "-", count=PAGE)
-            pages: list[Page] = pipe.execute()
+        begins = {shard: f"({end}-0" if end else "-" for shard, end in wanted.items()}
+        commands = [
+            ("XRANGE", where[shard].index(epoch, shard), at, "+", "COUNT", PAGE) for shard, at in begins.items()
+        ]
+        pages: list[Page] = ask_all(client, commands)
         more: dict[int, int] = {}
         for shard, page in zip(wanted, pages, strict=True):
             found[shard] += [index_record(*each, where[shard].index(epoch, shard)) for each in page]
@@ -217,11 +210,9 @@ def read_backward(
 
     They go back to one whose entry is not above the floor. None asks for the newest record alone.
     """
-    with client.pipeline(transaction=False) as pipe:
-        for shard, partition in where.items():
-            count = 1 if floors[shard] is None else FIRST_PAGE
-            pipe.xrevrange(partition.index(epoch, shard), count=count)
-        pages: list[Page] = pipe.execute()
+    counts = {shard: 1 if floor is None else FIRST_PAGE for shard, floor in floors.items()}
+    commands = [("XREVRANGE", at.index(epoch, shard), "+", "-", "COUNT", counts[shard]) for shard, at in where.items()]
+    pages: list[Page] = ask_all(client, commands)
     found: dict[int, list[IndexRecord]] = {}
     for (shard, partition), page in zip(where.items(), pages, strict=True):
         key = partition.index(epoch, shard)

@@ -23,6 +23,7 @@ from penstock_common.stream.commands import (
     Call,
     Client,
     Run,
+    ask_all,
     decoded,
     is_script_error,
     readable,
@@ -247,10 +248,8 @@ def first_unfinished(client: Client, stream: Stream, epoch: int, shards: Sequenc
 @readable(lambda client, stream, epochs: " or ".join(stream.keys.manifest(epoch) for epoch in epochs[:3]))
 def ended_ms(client: Client, stream: Stream, epochs: Sequence[int]) -> dict[int, int]:
     """Return epoch -> when it was produced, by the server's clock, or else when it was opened."""
-    with client.pipeline(transaction=False) as pipe:
-        for epoch in epochs:
-            pipe.hmget(stream.keys.manifest(epoch), "produced_ms", "created_ms")
-        found = pipe.execute() if epochs else []
+    commands = [("HMGET", stream.keys.manifest(epoch), "produced_ms", "created_ms") for epoch in epochs]
+    found = ask_all(client, commands)
     return {epoch: int(produced or created or 0) for epoch, (produced, created) in zip(epochs, found, strict=True)}
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone, Unauthorized
 from penstock_common.stream.commands import Client, parse_id
-from penstock_common.stream.entries import IndexRecord, fetch_fields, has_entries, index_records, newest_entry
+from penstock_common.stream.entries import IndexRecord, count_entries, fetch_fields, index_records, newest_entry
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -318,7 +318,7 @@ def newest_epoch(client: Client, stream: Stream, *, running: bool = False) -> in
     if not states:
         require_there(client, stream)
         raise EpochNotFound(f"stream {stream.name!r} has no epoch yet: start a producer (`penstock produce`)")
-    held = (epoch for epoch in sorted(states, reverse=True) if running or has_entries(client, stream, epoch))
+    held = (epoch for epoch in sorted(states, reverse=True) if running or count_entries(client, stream, epoch))
     return next(held, max(states))
 
 

@@ -15,7 +15,7 @@ from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
 from penstock_common.stream.audit.survey import PartitionSurvey, read_indexes, survey_partition
 from penstock_common.stream.commands import Client, parse_id
-from penstock_common.stream.entries import IndexRecord, has_entries
+from penstock_common.stream.entries import IndexRecord, count_entries
 from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses, resent_losses
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
@@ -96,7 +96,7 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
         return EpochAudit(epoch, "none", None, findings=["it is listed, but has no manifest"]) if listed else None
     if stream.spec is None:
         audit = EpochAudit(epoch, manifest.state, manifest.samples)
-        if has_entries(client, stream, epoch):
+        if count_entries(client, stream, epoch):
             audit.findings.append(f"{stream.keys.meta} has no spec, so its entries cannot be read")
         return audit
     surveys = survey_epoch(client, stream, manifest, deep=deep)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from penstock_common.stream.commands import Client, parse_id, server_ms
+from penstock_common.stream.commands import Client, ask_all, parse_id, server_ms
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.dead_notes import load_notes
@@ -305,10 +305,8 @@ def _manifests(client: Client, stream: Stream, epochs: Iterable[int]) -> dict[in
 
 def _states(client: Client, stream: Stream, rosters: Sequence[Roster]) -> dict[tuple[int, int], str]:
     asked = [(epoch, number) for number, roster in enumerate(rosters) for epoch in roster.epochs]
-    with client.pipeline(transaction=False) as pipe:
-        for epoch, number in asked:
-            pipe.get(stream.partitions[number].state(epoch))
-        replies: list[bytes | None] = pipe.execute() if asked else []
+    commands = [("GET", stream.partitions[number].state(epoch)) for epoch, number in asked]
+    replies: list[bytes | None] = ask_all(client, commands)
     return {one: (state or b"").decode("utf-8", "replace") for one, state in zip(asked, replies, strict=True)}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, ScriptCall, run_script
+from penstock_common.stream.commands import Arg, Client, ScriptCall, ask_all, run_script
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.groups.dead_notes import load_notes
 from penstock_common.stream.groups.positions import done_below, kept_head, known_positions, starts_of
@@ -147,10 +147,9 @@ def bits_of_shards(
     """Return shard -> the same for its [lo, hi) in ``spans``, in one round trip."""
     epoch = manifest.epoch
     if record.kind != ORDERED:
-        with client.pipeline(transaction=False) as pipe:
-            for shard, (lo, hi) in spans.items():
-                pipe.getrange(stream.partition_of(shard).ledger(epoch, group, shard), lo // 8, hi // 8)
-            replies = pipe.execute()
+        keys = [stream.partition_of(shard).ledger(epoch, group, shard) for shard in spans]
+        parts = zip(keys, spans.values(), strict=True)
+        replies = ask_all(client, [("GETRANGE", key, lo // 8, hi // 8) for key, (lo, hi) in parts])
         return {shard: _bits(raw, lo, hi) for (shard, (lo, hi)), raw in zip(spans.items(), replies, strict=True)}
     minimum = known_positions(client, stream, epoch, group).minimum(record.world)
     starts = starts_of(manifest, range(max(spans, default=-1) + 1))

@@ -29,6 +29,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import (
     Arg,
     Client,
+    ask_all,
     decoded,
     is_script_error,
     ms_of,
@@ -169,12 +170,9 @@ def load_roster(client: Client, partition: PartitionKeys) -> Roster:
 
 def fetch_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes, bytes]]]:
     """Return the server's time in ms, and the roster of each partition, in one round trip."""
-    with client.pipeline(transaction=False) as pipe:
-        pipe.time()
-        for partition in stream.partitions:
-            pipe.hgetall(partition.roster)
-        now, *rosters = pipe.execute()
-    return ms_of(now), rosters
+    rosters = [("HGETALL", partition.roster) for partition in stream.partitions]
+    now, *replies = ask_all(client, [("TIME",), *rosters])
+    return ms_of(now), replies
 
 
 def known_groups(client: Client, stream: Stream) -> list[str]:

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import ServerUnavailable, Unauthorized
 from penstock_common.server.channel import Command
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, ask_all
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.servers.durability import (
     Durability,
@@ -119,10 +119,8 @@ class Confirmer:
         if not safety:
             return ""
         try:
-            with node.impatient().pipeline(transaction=False) as pipe:
-                for command in (touch_command(_key_of(part)), *safety):
-                    pipe.execute_command(*command)
-                touched, *replies = pipe.execute(raise_on_error=False)
+            commands = [touch_command(_key_of(part)), *safety]
+            touched, *replies = ask_all(node.impatient(), commands, raises=False)
             if isinstance(touched, ResponseError):
                 return str(touched)
             if node.server != server:  # a new connection led to another one

@@ -21,7 +21,7 @@ from penstock_common.errors import BadOption, DurabilityLost, PenstockError, Ser
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import address, server_at, translate_reply
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, ask_all
 from penstock_common.stream.streams import AUTO, Stream
 from penstock_common.waiting import Notify, Wait
 
@@ -244,13 +244,10 @@ def _lacking(client: Client, stream: Stream, durability: Durability, watch: Repl
     """Return what is missing on the servers of the stream and of its partitions, by a key of each server."""
     keys = {client.node_of(key).where: key for key in (*(part.roster for part in stream.partitions), stream.keys.meta)}
     asked = {key: level for key in keys.values() if (level := watch.level(durability, key)).commands()}
-    if not asked:
-        return {}
-    with client.pipeline(transaction=False) as pipe:
-        for key, level in asked.items():
-            for command in (touch_command(key), *level.commands()):
-                pipe.execute_command(*command)
-        replies = iter(pipe.execute(raise_on_error=False))
+    commands: list[Command] = []
+    for key, level in asked.items():
+        commands += [touch_command(key), *level.commands()]
+    replies = iter(ask_all(client, commands, raises=False))
     lacking = {}
     for key, level in asked.items():
         next(replies)
