@@ -175,7 +175,7 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
         minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
         ends = {shard: (at, manifest.shard_size(shard)) for shard, at in starts_of(manifest, manifest.shards()).items()}
         return [(shard, max(minimum - at, 0), size) for shard, (at, size) in ends.items() if minimum < at + size]
-    counts = _bit_counts(client, stream, manifest, group)
+    counts = _bit_counts(client, stream, manifest.epoch, group, manifest.shards())
     # bits lie inside the manifest, so as many bits as samples are all of them
     left = [shard for shard in manifest.shards() if counts[shard] != manifest.shard_size(shard)]
     committed = index_ends(client, stream, manifest.epoch, left)
@@ -200,17 +200,13 @@ def unacknowledged_samples(
     """Return group -> samples of the epoch that are committed and not acknowledged, with the bad ones."""
     shards = begun_shards(client, stream, manifest)
     found = {}
-    for group in (name for name, record in groups.items() if record.kind == ORDERED):
-        found[group] = sum(hi - lo for _, lo, hi in behind(client, stream, manifest, group, groups[group]))
-    with client.pipeline(transaction=False) as pipe:
-        for group in (name for name, record in groups.items() if record.kind != ORDERED):
-            for shard in shards:
-                partition = stream.partition_of(shard)
-                pipe.xrevrange(partition.index(manifest.epoch, shard), count=1)
-                pipe.bitcount(partition.ledger(manifest.epoch, group, shard))
-            replies = pipe.execute()
-            ends = [int(found[0][0].partition(b"-")[0]) if found else 0 for found in replies[::2]]
-            found[group] = sum(ends) - sum(replies[1::2])
+    for group, record in groups.items():
+        if record.kind == ORDERED:
+            found[group] = sum(hi - lo for _, lo, hi in behind(client, stream, manifest, group, record))
+        else:
+            done = _bit_counts(client, stream, manifest.epoch, group, shards)  # first, so that no bit is too new
+            ends = index_ends(client, stream, manifest.epoch, shards)
+            found[group] = sum(ends.values()) - sum(done.values())
     return found
 
 
@@ -228,12 +224,10 @@ def behind(
     return found
 
 
-def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:
-    shards = list(manifest.shards())
-    with client.pipeline(transaction=False) as pipe:
-        for shard in shards:
-            pipe.bitcount(stream.partition_of(shard).ledger(manifest.epoch, group, shard))
-        return dict(zip(shards, pipe.execute(), strict=True))
+def _bit_counts(client: Client, stream: Stream, epoch: int, group: str, shards: Sequence[int]) -> dict[int, int]:
+    """Return shard -> number of its samples that a shared group has acknowledged."""
+    commands = [("BITCOUNT", stream.partition_of(shard).ledger(epoch, group, shard)) for shard in shards]
+    return dict(zip(shards, ask_all(client, commands), strict=True))
 
 
 def runs(offsets: NDArray[np.integer] | Iterable[int]) -> list[tuple[int, int]]:
