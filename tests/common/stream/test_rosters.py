@@ -181,7 +181,7 @@ class TestHeartbeats:
             raise ResponseError("NOPERM this user has no permissions")
 
         stream = planned(any_url)
-        monkeypatch.setattr(roster, "run_script", refuse)
+        monkeypatch.setattr(roster, "run_scripts", refuse)
         with pytest.raises(ResponseError, match="NOPERM"):
             beat(any_client, Membership(stream, "g", "m", "i"), stream.partitions[0], {})
 

@@ -531,21 +531,7 @@ def beat(
 
     Raises MemberReplaced if another loader took the name, GroupNotFound if the group was dropped or flushed.
     """
-    keys, args = _with_ids(who, partition, held, [idle_ms, handed_bytes])
-    try:
-        lost = run_script(client, _HEARTBEAT, keys, args)
-    except ResponseError as error:
-        if is_script_error(error, "replaced"):
-            raise replaced(who) from None
-        if is_script_error(error, "gone"):
-            require_there(client, who.stream)
-            raise GroupNotFound(
-                f"group {who.group!r}, or its member {who.member!r}, is no longer on the roster of "
-                f"{who.stream.name!r}: it was dropped, not heard of for 10 minutes, or the server lost its data; "
-                "start again"
-            ) from None
-        raise
-    return dict(zip(held, lost, strict=True))
+    return beat_each(client, who, [(partition, held)], idle_ms=idle_ms, handed_bytes=handed_bytes)[0]
 
 
 def beat_each(
@@ -560,10 +546,17 @@ def beat_each(
     calls = [_with_ids(who, partition, ids, [idle_ms, handed_bytes]) for partition, ids in held]
     try:
         answers = run_scripts(client, _HEARTBEAT, calls)
-    except ResponseError:  # one partition refused: asked alone, it says why
-        return [
-            beat(client, who, partition, ids, idle_ms=idle_ms, handed_bytes=handed_bytes) for partition, ids in held
-        ]
+    except ResponseError as error:
+        if is_script_error(error, "replaced"):
+            raise replaced(who) from None
+        if is_script_error(error, "gone"):
+            require_there(client, who.stream)
+            raise GroupNotFound(
+                f"group {who.group!r}, or its member {who.member!r}, is no longer on the roster of "
+                f"{who.stream.name!r}: it was dropped, not heard of for 10 minutes, or the server lost its data; "
+                "start again"
+            ) from None
+        raise
     return [dict(zip(ids, lost, strict=True)) for (_, ids), lost in zip(held, answers, strict=True)]
 
 
