@@ -90,7 +90,7 @@ class SegmentWriter:
         if reserved is not None and self._open is not None:
             here = reserved.meta_of(self._open.name, meta, payload)
             if here is not None:
-                self._complete(self._open, *here)  # after an error the arrays stay reserved
+                self._write(self._open, *here, [])  # after an error the arrays stay reserved
                 self._reserved = None
                 return [(meta_name, here[0])], self._open.name
         self._reserved = None
@@ -99,13 +99,9 @@ class SegmentWriter:
         sizes = [memoryview(value).nbytes for value in payload]
         header_bytes = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._open_for(header_bytes, sizes)
-        at, end = place_record(self._at, header_bytes, sizes)
-        ref = SegmentRef(opened.name, at, tuple(sizes))
+        ref = SegmentRef(opened.name, place_record(self._at, header_bytes, sizes)[0], tuple(sizes))
         meta = with_ref(bytes(meta), ref)
-        write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, payload), self._at)
-        if self._is_synced:
-            os.fdatasync(opened.fd)
-        self._at = end
+        self._write(opened, meta, ref, payload)
         return [(meta_name, meta)], opened.name
 
     def reserve(self, meta_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
@@ -155,12 +151,12 @@ class SegmentWriter:
         if self._reserved is not None:
             self.leave()  # the arrays' owner may still write to them
 
-    def _complete(self, opened: OpenSegment, meta: bytes, ref: SegmentRef) -> None:
-        end = aligned(ref.end)
-        write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, []), self._at)
+    def _write(self, opened: OpenSegment, meta: bytes, ref: SegmentRef, payload: Sequence[bytes | memoryview]) -> None:
+        """Write a record, of whose payload only this is not in the file yet."""
+        write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, payload), self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)
-        self._at = end
+        self._at = aligned(ref.end)
 
     def _open_for(self, header_bytes: int, sizes: Sequence[int]) -> OpenSegment:
         if self._open is not None:
