@@ -40,7 +40,7 @@ class Readahead:
     """Asks the kernel to fetch parts of files, in the order of the calls. For use by one thread."""
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "penstock-ahead")  # it runs from the first request on
 
     def fetch(self, path: Path, start: int, end: int) -> None:
         """Ask for bytes ``[start, end)`` of a file and for its head.
@@ -49,16 +49,13 @@ class Readahead:
         """
         if start >= end:
             return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "penstock-ahead")
         with suppress(RuntimeError):  # no thread can be started, or the process ends
             self._thread.submit(_fetch, path, start, end)
 
     def close(self) -> None:
-        """End the thread and drop the requests it has not made yet."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-            self._thread = None
+        """End the thread and drop the requests it has not made yet. A later request starts another one."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread = ThreadPoolExecutor(1, "penstock-ahead")
 
 
 def _fetch(path: Path, start: int, end: int) -> None:
