@@ -68,7 +68,7 @@ def announced(url: str, port: int, folder: Path) -> Iterator[Path]:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         require_private_folder(folder)
-        descriptor = _placed(file, url)
+        descriptor = _placed(file, f"{url}\n")
     except OSError as error:
         why = f"cannot tell this user's programs of the server in {error.filename or folder}: {error.strerror}"
         raise ServerUnsuitable(f"{why}; set XDG_RUNTIME_DIR to a folder of your own (mode 0700)") from None
@@ -107,12 +107,16 @@ def find_servers_of_user(folder: Path) -> LocalServers:
     return LocalServers([server for _, server in sorted(running, key=lambda each: -each[0])], left)
 
 
-def _placed(file: Path, url: str) -> int:
-    """Put a locked file in its place atomically: no process sees it without its lock or its text."""
+def _placed(file: Path, text: str) -> int:
+    """Put a locked file in its place atomically: no process sees it without its lock or its text.
+
+    Returns:
+        The descriptor that holds the lock.
+    """
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")  # 0600
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, f"{url}\n".encode())
+        os.write(descriptor, text.encode())
         os.replace(name, file)  # noqa: PTH105 - both are in one folder
     except BaseException:
         os.close(descriptor)
@@ -149,14 +153,7 @@ def write_private(path: Path, text: str) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(name, path)  # noqa: PTH105 - both are in one folder
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    os.close(_placed(path, text))
 
 
 def read_private(path: Path) -> str:
