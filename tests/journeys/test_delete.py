@@ -173,7 +173,7 @@ def test_a_deletion_without_a_master_says_whether_it_deleted(
         def kept(name: str) -> list[bytes]:
             return [key for key in sorted(cluster.asked(own, "KEYS", "*")) if is_of_stream(key.decode(), name)]
 
-        def lose(stream: Stream) -> bool:
+        def lose(stream: Stream) -> str:
             lost.kill()
             return remove(stream)
 

@@ -101,13 +101,17 @@ def _ago(age_ms: int) -> str:
 def require_keys(client: Client, name: str) -> None:
     """Raise StreamNotFound if there is nothing to delete: neither a stream nor keys that one left."""
     keys = StreamKeys(checked_name("stream", name))
-    if client.exists(keys.meta):
-        return
+    if not client.exists(keys.meta) and not any(True for _ in _scan(client, name)):
+        raise StreamNotFound(absence(client, name))
+
+
+def _scan(client: Client, name: str) -> Iterator[str]:
+    """Yield every key of the stream, of any of its lives, perhaps more than once."""
     for pattern in patterns_of_stream(name):
         for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
-            if is_of_stream(key.decode("utf-8", "replace"), name):
-                return
-    raise StreamNotFound(absence(client, name))
+            text = key.decode("utf-8", "replace")
+            if is_of_stream(text, name):
+                yield text
 
 
 def delete_stream(client: Client, name: str) -> DeletionResult:
@@ -149,16 +153,15 @@ def _remove(client: Client, keys: StreamKeys, stream: Stream | None, own: bytes)
     if stream is not None:
         with suppress(DamagedKey):  # a writer of an epoch that the meta does not name meets the mark, or the key
             epochs, nbytes = _retire_all(client, stream)
-    is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
+    left = _remove_segments(stream)  # before the meta, because only the meta knows where they are
     removed = _sweep(client, keys, own)
     strike_stream(client, name, own)
     removed += unlink_named(client, keys, own, [keys.meta])
-    while left := _sweep(client, keys, own):  # keys of a process that had read the meta before the mark
-        removed += left
+    while late := _sweep(client, keys, own):  # keys of a process that had read the meta before the mark
+        removed += late
     if not removed:
         raise StreamNotFound(absence(client, name))
-    folder = None if stream is None else segments_of(stream)
-    return DeletionResult(name, epochs, nbytes, removed, str(folder.path) if folder is not None and is_left else "")
+    return DeletionResult(name, epochs, nbytes, removed, left)
 
 
 def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
@@ -171,10 +174,12 @@ def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
     return len(retained), sum(roster.bytes for roster in rosters)
 
 
-def _remove_segments(stream: Stream | None) -> bool:
-    """Return whether nothing is left of the segments, as far as this process sees."""
+def _remove_segments(stream: Stream | None) -> str:
+    """Return the folder in which something is left of the segments, as far as this process sees, or ''."""
     folder = None if stream is None else segments_of(stream)
-    return folder is None or (folder.path.exists() and folder.remove())
+    if folder is None or (folder.path.exists() and folder.remove()):
+        return ""
+    return str(folder.path)
 
 
 def _id_of(client: Client, keys: StreamKeys) -> bytes:
@@ -186,12 +191,7 @@ def _id_of(client: Client, keys: StreamKeys) -> bytes:
 
 def _sweep(client: Client, keys: StreamKeys, own: bytes) -> int:
     """Unlink every key of the stream but its meta, of any of its lives but a newer one. Returns how many."""
-    found: set[str] = set()
-    for pattern in patterns_of_stream(keys.name):
-        for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
-            text = key.decode("utf-8", "replace")
-            if text != keys.meta and is_of_stream(text, keys.name):
-                found.add(text)
+    found = set(_scan(client, keys.name)) - {keys.meta}
     newest = _id_of(client, keys)  # after the scan: a stream's meta is its first key
     named = sorted(key for key in found if not id_in_key(key, keys.name))
     parts = sorted(
