@@ -99,7 +99,7 @@ def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group:
     if group is not None:
         require_group(client, stream, group)
     found = BadReport()
-    for number in _epochs(client, stream, epoch):
+    for number in retained_epochs(client, stream) if epoch is None else [epoch]:
         manifest = load_manifest(client, stream, number)
         for partition in stream.partitions:
             found.quarantined.extend(_quarantined(client, partition, number))
@@ -120,8 +120,8 @@ def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryV
             shard, record = records_by_entry(client, stream, manifest, partition).get(entry.encode(), (None, None))
             return EntryView(
                 epoch, entry, shard, record.first if record else 0, record.end if record else 0,
-                ascii(reply[0].decode("utf-8", "backslashreplace"))[1:-1][:SHOWN_HEADER], _problem(stream, reply[0]),
-                [(ascii(name.decode("utf-8", "backslashreplace"))[1:-1], int(n)) for name, n in _pairs(reply[1:])],
+                _shown(reply[0])[:SHOWN_HEADER], _problem(stream, reply[0]),
+                [(_shown(name), int(size)) for name, size in zip(reply[1::2], reply[2::2], strict=True)],
                 letters,
             )  # fmt: skip
     raise EntryNotFound(
@@ -189,10 +189,6 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def _epochs(client: Client, stream: Stream, epoch: int | None) -> list[int]:
-    return list(retained_epochs(client, stream)) if epoch is None else [load_manifest(client, stream, epoch).epoch]
 
 
 @readable(lambda client, partition, epoch: partition.quarantine(epoch))
@@ -278,7 +274,5 @@ def _problem(stream: Stream, meta: bytes) -> str:
     return ""
 
 
-def _pairs(flat: list[bytes | int]) -> Iterator[tuple[bytes, int]]:
-    for name, size in zip(flat[::2], flat[1::2], strict=True):
-        assert isinstance(name, bytes)
-        yield name, int(size)
+def _shown(value: bytes) -> str:
+    return ascii(value.decode("utf-8", "backslashreplace"))[1:-1]
