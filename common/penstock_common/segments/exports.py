@@ -270,12 +270,12 @@ def _contents(value: dict[str, Any]) -> ExportContents:
     numbers = [one.epoch for one in epochs]
     if sorted(set(numbers)) != numbers:
         raise ValueError("epochs do not rise")
-    partitions = _number(value, "partitions", MAX_PARTITIONS)
+    partitions = _bounded("partitions", value["partitions"], MAX_PARTITIONS)
     return ExportContents(_typed(value, "name", str), stream, spec, value["info"], max(1, partitions), epochs)
 
 
 def _epoch(value: dict[str, Any]) -> ExportedEpoch:
-    epoch = _number(value, "epoch", MAX_NUMBER)
+    epoch = _bounded("epoch", value["epoch"], MAX_NUMBER)
     sizes = tuple(_bounded("sizes", size, MAX_SHARD_SAMPLES) for size in _typed(value, "sizes", list))
     if len(sizes) > MAX_SHARDS:
         raise ValueError(f"epoch {epoch} has {len(sizes)} shards")
@@ -288,7 +288,7 @@ def _epoch(value: dict[str, Any]) -> ExportedEpoch:
         raise ValueError(f"seed is {seed!r:.40}")
     return ExportedEpoch(
         epoch, _typed(value, "kind", str), seed, _typed(value, "fingerprint", str), sizes,
-        _number(value, "samples", sum(sizes)), _number(value, "bytes", MAX_NUMBER), files, bad,
+        _bounded("samples", value["samples"], sum(sizes)), _bounded("bytes", value["bytes"], MAX_NUMBER), files, bad,
     )  # fmt: skip
 
 
@@ -313,10 +313,6 @@ def _typed(value: dict[str, Any], key: str, kind: type[T]) -> T:
     if type(found) is not kind:
         raise ValueError(f"{key} is {ascii(found)[:40]}")
     return found
-
-
-def _number(value: dict[str, Any], key: str, most: int) -> int:
-    return _bounded(key, value[key], most)
 
 
 def _bounded(what: str, value: Any, most: int) -> int:

@@ -87,11 +87,6 @@ def repair_of(key: str) -> str:
     return kind.repair.format(**words)
 
 
-def _named_last(where: str) -> str:
-    """Return the key that a place ends with, as in ``record 5-0 of KEY``."""
-    return where.rpartition(" ")[2]
-
-
 def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
     """Return the error for a value that cannot be parsed.
 
@@ -100,7 +95,7 @@ def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
         error: The parser's error.
         key: The key to repair, if ``where`` does not end with it.
     """
-    repair = repair_of(key or _named_last(where))
+    repair = repair_of(key or where.rpartition(" ")[2])  # as in ``record 5-0 of KEY``
     # the representation of a redis error is its class alone
     said = f"{type(error).__name__}({str(error)!a})" if isinstance(error, RedisError) else ascii(error)
     return DamagedKey(

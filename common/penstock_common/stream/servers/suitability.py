@@ -171,11 +171,6 @@ def require_keeps_jobs(client: Client) -> None:
         raise ServerUnsuitable(_eviction(client, policy, "jobs that wait in the queue"))
 
 
-def takes_config(client: Client) -> bool:
-    """Return whether the server lets this user read its settings."""
-    return config_refusal(client) is None
-
-
 def config_refusal(client: Client) -> Literal["server", "right"] | None:
     """Return what refuses CONFIG: the server, as managed ones do, or a right that this user lacks. None: nothing."""
     try:
@@ -242,7 +237,9 @@ def require_takes_blocks(
     Raises:
         ServerUnsuitable: The server takes no command as large as a block. It says which block it takes.
     """
-    if takes_config(client):  # then its own limit of 512 MB holds, or one that an operator of the server chose
+    if (
+        config_refusal(client) is None
+    ):  # then its own limit of 512 MB holds, or one that an operator of the server chose
         return
     stored, kept = client.hmget(StreamKeys(name).meta, "block_bytes", "payload")
     if (payload or (kept or b"inline").decode("utf-8", "replace")) != "inline":
