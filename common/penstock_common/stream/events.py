@@ -42,16 +42,15 @@ def last_event(client: Client, keys: StreamKeys) -> bytes:
     return found[0][0] if found else b"0-0"
 
 
-def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -> bool:
-    """Wait for an event after ``after``, at most ``block_ms`` (> 0), and return whether there was one.
+def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -> None:
+    """Wait for an event after ``after``, at most ``block_ms`` (> 0).
 
     If another program changed the key's type, this returns after a short pause, and the caller checks the state.
     """
     try:
-        return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
+        client.xread({keys.events: after}, block=max(1, block_ms), count=1)
     except DamagedKey:
         time.sleep(min(block_ms, DAMAGED_PAUSE_MS) / 1000)
-        return False
 
 
 def event_command(keys: StreamKeys, after: EventId, block_ms: int) -> Command:
