@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadEntry, DamagedKey, UnsupportedVersion
+from penstock_common.errors import BadEntry, UnsupportedVersion
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, EntryId, parse_id, read_by_script, readable
@@ -200,19 +200,12 @@ def read_indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) 
     found: dict[int, list[IndexRecord]] = {}
     for begin in range(0, len(shards), INDEXES_AT_ONCE):
         some = shards[begin : begin + INDEXES_AT_ONCE]
-        try:
-            pages = EpochIndexes(client, stream, epoch).read([IndexRange(shard, 0, PAGE) for shard in some]).records
-        except DamagedKey:  # one of them is damaged: separate requests name it
-            return {shard: _records(client, stream.partition_of(shard), epoch, shard) for shard in shards}
+        pages = EpochIndexes(client, stream, epoch).read([IndexRange(shard, 0, PAGE) for shard in some]).records
         for shard, page in zip(some, pages, strict=True):
             found[shard] = page
             if len(page) >= PAGE:
-                found[shard] += _records(client, stream.partition_of(shard), epoch, shard, page[-1].end)
+                found[shard] += index_records(client, stream.partition_of(shard), epoch, shard, page[-1].end)
     return found
-
-
-def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> list[IndexRecord]:
-    return list(index_records(client, partition, epoch, shard, after))
 
 
 def _end(records: Sequence[IndexRecord]) -> int:
