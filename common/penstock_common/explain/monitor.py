@@ -19,7 +19,7 @@ from penstock_common.explain.snapshot import (
     RankSnapshot,
     StreamSnapshot,
 )
-from penstock_common.stream.commands import Client, EntryId, Refused, parse_id, server_ms
+from penstock_common.stream.commands import Client, EntryId, Refused, ask_all, parse_id, server_ms
 from penstock_common.stream.groups.positions import Positions, known_positions, starts_of
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster
@@ -257,13 +257,11 @@ class StreamMonitor:
         self, stream: Stream, number: int, epoch: _Epoch, readers: list[str]
     ) -> list[dict[str, EntryId]]:
         """Read bad samples and dead letters, and for each partition group -> the last entry that was given out."""
-        with self._client.pipeline(transaction=False) as pipe:
-            for partition in stream.partitions:
-                pipe.xinfo_groups(partition.entries(number))
-                pipe.hlen(partition.quarantine(number))
-                for name in readers:
-                    pipe.hlen(partition.dead(number, name))
-            replies = pipe.execute(raise_on_error=False)
+        commands: list[tuple[str, str]] = []
+        for partition in stream.partitions:
+            commands += [("XINFO GROUPS", partition.entries(number)), ("HLEN", partition.quarantine(number))]
+            commands += [("HLEN", partition.dead(number, name)) for name in readers]
+        replies = ask_all(self._client, commands, raises=False)
         each = 2 + len(readers)
         parts = [replies[at : at + each] for at in range(0, len(replies), each)]
         bad = sum(_number(part[1]) for part in parts)

@@ -209,13 +209,10 @@ def find_state_damage(client: Client, stream: Stream, manifest: Manifest) -> Dam
 
     They disagree for a moment while the epoch is abandoned or released: ask again before believing it.
     """
-    with client.pipeline(transaction=False) as pipe:
-        for partition in stream.partitions:
-            pipe.get(partition.state(manifest.epoch))
-            pipe.hget(partition.roster, f"e:{manifest.epoch}")
-        replies = pipe.execute()
+    states = ask_all(client, [("GET", partition.state(manifest.epoch)) for partition in stream.partitions])
+    ids = ask_all(client, [("HGET", partition.roster, f"e:{manifest.epoch}") for partition in stream.partitions])
     wanted = (f"abandoned:{manifest.id}" if manifest.state == ABANDONED else manifest.live_state).encode()
-    for partition, state, listed in zip(stream.partitions, replies[::2], replies[1::2], strict=True):
+    for partition, state, listed in zip(stream.partitions, states, ids, strict=True):
         if listed is not None and listed != manifest.id.encode():
             return unreadable_value(stream.keys.manifest(manifest.epoch), ValueError(f"another id than {listed!r}"))
         if listed is not None and state != wanted:

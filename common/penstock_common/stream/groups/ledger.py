@@ -107,13 +107,12 @@ def whole_ledgers(
     shards = list(lengths)
     for begin in range(0, len(shards), LEDGERS_AT_ONCE):
         some = shards[begin : begin + LEDGERS_AT_ONCE]
-        with client.pipeline(transaction=False) as pipe:
-            for shard in some:
-                pipe.getrange(partition.ledger(epoch, group, shard), 0, lengths[shard] // 8)
-                pipe.strlen(partition.ledger(epoch, group, shard))
-            replies = pipe.execute()
-        pairs = zip(some, replies[::2], replies[1::2], strict=True)
-        found |= {shard: (_bits(raw, 0, lengths[shard]), nbytes) for shard, raw, nbytes in pairs}
+        keys = {shard: partition.ledger(epoch, group, shard) for shard in some}
+        raws = ask_all(client, [("GETRANGE", key, 0, lengths[shard] // 8) for shard, key in keys.items()])
+        sizes = ask_all(client, [("STRLEN", key) for key in keys.values()])
+        found |= {
+            shard: (_bits(raw, 0, lengths[shard]), nbytes) for shard, raw, nbytes in zip(some, raws, sizes, strict=True)
+        }
     return found
 
 
