@@ -172,14 +172,8 @@ def why_not_write(
         private: Tells groups of one member.
     """
     trust = _TrustedUsers.of(_owners(root, user), {user.uid}, private)
-    step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
-    if step is None:
-        return None
-    if step.uid in trust.owners and trust.is_open(step):
-        return _open_step(step)
-    return (
-        f"{step.path} belongs to another user ({step.words()}), who can replace its files: name a folder of "
-        f"user {user_name(user.uid)}, or run as user {user_name(step.uid)}"
+    return _why_not(
+        trust, root, folder, lambda owner: f"name a folder of user {user_name(user.uid)}, or run as user {owner}"
     )
 
 
@@ -195,18 +189,28 @@ def why_not_read(
     if last.has(S_ISGID) and not last.has(S_IWOTH) and user.is_in(last.gid):
         owners |= {last.uid}
         writers |= {last.uid, *(step.uid for step in folder[-1:])}
-    trust = _TrustedUsers.of(owners, writers, private)
+    share = shlex.quote(str(last.path))
+    return _why_not(
+        _TrustedUsers.of(owners, writers, private), root, folder,
+        lambda owner: f"run as user {owner}, or have that user give the root a group that both users belong to, before "
+        f"the stream is made: chgrp GROUP {share} && chmod 2750 {share}",
+    )  # fmt: skip
+
+
+def _why_not(
+    trust: _TrustedUsers, root: Sequence[PathStep], folder: Sequence[PathStep], advice: Callable[[str], str]
+) -> str | None:
+    """Return why the components are not safe, and what helps, or None if they are.
+
+    ``advice`` says it for a component of another user, whose name it is given.
+    """
     step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
     if step is None:
         return None
     if step.uid in trust.owners and trust.is_open(step):
         return _open_step(step)
-    share = shlex.quote(str(last.path))
-    return (
-        f"{step.path} belongs to another user ({step.words()}), who can replace its files: run as user "
-        f"{user_name(step.uid)}, or have that user give the root a group that both users belong to, before the stream "
-        f"is made: chgrp GROUP {share} && chmod 2750 {share}"
-    )
+    found = f"{step.path} belongs to another user ({step.words()}), who can replace its files"
+    return f"{found}: {advice(user_name(step.uid))}"
 
 
 def _owners(steps: Sequence[PathStep], user: FileUser) -> set[int]:
