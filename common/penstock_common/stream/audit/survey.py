@@ -117,21 +117,19 @@ def survey_partition(
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
     index = read_indexes(client, stream, epoch, list(sizes))
     delivered = _counts(client, partition, epoch)
-    pending: dict[str, frozenset[bytes]] = {}
-    for name, record in before.groups.items():
-        if record.first <= epoch:
-            listed = list_pending(client, partition, epoch, name) if name in delivered else []
-            pending[name] = frozenset(one.entry_id for one in listed)
+    lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
     groups: dict[str, GroupSurvey] = {}
-    for name, held_ids in pending.items():
-        is_ordered = before.groups[name].kind == ORDERED
-        lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
+    for name, record in before.groups.items():
+        if record.first > epoch:
+            continue
+        listed = list_pending(client, partition, epoch, name) if name in delivered else []
+        pending = frozenset(one.entry_id for one in listed)
+        is_ordered = record.kind == ORDERED
         oversized: list[int] = []
         if is_ordered:
             positions = _positions(client, stream, epoch, name, before)
             done = {
-                shard: done_by_ranks(positions, before.groups[name], starts.get(shard), length)
-                for shard, length in lengths.items()
+                shard: done_by_ranks(positions, record, starts.get(shard), length) for shard, length in lengths.items()
             }
         else:
             ledgers = whole_ledgers(client, partition, epoch, name, lengths)
@@ -144,7 +142,7 @@ def survey_partition(
         notes = load_notes(client, partition, epoch, name)
         dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
         groups[name] = group = GroupSurvey(
-            delivered.get(name), held_ids, dead, done, is_ordered=is_ordered, oversized=oversized
+            delivered.get(name), pending, dead, done, is_ordered=is_ordered, oversized=oversized
         )
         if is_ordered:
             _leave_out_bad(group, index)
