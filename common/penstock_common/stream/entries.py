@@ -21,6 +21,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import (
     Arg,
     Client,
+    EntryId,
     ask_all,
     is_script_error,
     parse_id,
@@ -510,24 +511,23 @@ def trim_entries(
     return freed if freed >= 0 else None
 
 
-def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, dict[str, Any]]:
-    """Return, for each group of an entries key, pending count, last delivered id, entries-read and lag if known."""
+def last_given(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
+    """Return the last entry that each group of an entries key was given. That of `LAST` is the newest entry."""
     try:
         groups = client.xinfo_groups(partition.entries(epoch))
     except ResponseError as error:
         if not is_gone(error):
             raise
         return {}
-    return {info["name"].decode(): info for info in groups}
+    return {info["name"].decode(): parse_id(info["last-delivered-id"]) for info in groups}
 
 
 def was_given_since(client: Client, partition: PartitionKeys, epoch: int, group: str, seconds: float) -> bool:
     """Return whether a group was given the newest entry, and that was committed in the last ``seconds``."""
-    counts = group_counts(client, partition, epoch)
-    if group not in counts or LAST not in counts:
+    last = last_given(client, partition, epoch)
+    if group not in last or LAST not in last:
         return False
-    newest, given = (parse_id(counts[name]["last-delivered-id"]) for name in (LAST, group))
-    return newest <= given and newest[0] > server_ms(client, partition.roster) - seconds * 1000
+    return last[LAST] <= last[group] and last[LAST][0] > server_ms(client, partition.roster) - seconds * 1000
 
 
 def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str) -> bool:
@@ -535,10 +535,8 @@ def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str)
 
     Ids are not enough, because a deleted entry's id remains the newest one. So this looks for an entry.
     """
-    counts = group_counts(client, partition, epoch)
-    if group not in counts or LAST not in counts:
+    last = last_given(client, partition, epoch)
+    if group not in last or LAST not in last or last[LAST] <= last[group]:
         return False
-    newest, given = (counts[name]["last-delivered-id"] for name in (LAST, group))
-    if parse_id(newest) <= parse_id(given):
-        return False
-    return bool(client.xrange(partition.entries(epoch), b"(" + given, "+", count=1))
+    high, low = last[group]
+    return bool(client.xrange(partition.entries(epoch), f"({high}-{low}", "+", count=1))

@@ -22,7 +22,7 @@ from penstock_common.stream.entries import (
     Keys,
     PendingEntry,
     claim,
-    group_counts,
+    last_given,
     list_held,
     list_overdue,
 )
@@ -522,8 +522,8 @@ class LeaseRenewer(Heartbeat):
 
     def _why_lost(self, partition: PartitionKeys, epoch: int, ids: Collection[bytes]) -> str:
         with suppress(ServerUnavailable):
-            given = group_counts(self._client, partition, epoch).get(self._who.group, {}).get("last-delivered-id")
-            if given is not None and parse_id(given) < max(map(parse_id, ids)):
+            given = last_given(self._client, partition, epoch).get(self._who.group)
+            if given is not None and given < max(map(parse_id, ids)):
                 where = self._client.node_of(partition.roster).where
                 return f"the server {where} came back as it was before it gave them out, and gives them out again"
         return f"not renewed within {self._lease_s:.0f} s, or dropped; another member hands them out"

@@ -21,7 +21,7 @@ from penstock_common.server.connection import open_channels
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, EntryId, Refused, parse_id
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.entries import group_counts, is_indexed
+from penstock_common.stream.entries import is_indexed, last_given
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import LAST, PartitionKeys
@@ -231,8 +231,8 @@ class DeliveryCheck:
         found = {}
         for partition in partitions:
             for epoch in load_roster(self._client, partition).epochs:
-                if (last := group_counts(self._client, partition, epoch).get(LAST)) is not None:
-                    found[partition.number, epoch] = parse_id(last["last-delivered-id"])
+                if (last := last_given(self._client, partition, epoch).get(LAST)) is not None:
+                    found[partition.number, epoch] = last
         return found
 
 

@@ -29,8 +29,8 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import (
     fetch_command,
-    group_counts,
     is_gone,
+    last_given,
     read_group_command,
     was_given_since,
 )
@@ -361,7 +361,7 @@ class SharedReader:
             return False
         # where the roster has both, and the entries have no group, another program removed it
         return (
-            group in group_counts(client, partition, self.epoch)
+            group in last_given(client, partition, self.epoch)
             or self.epoch not in load_roster(client, partition).epochs
         )
 
@@ -372,7 +372,7 @@ class SharedReader:
         if group not in roster.groups:
             return False
         if self.epoch in roster.epochs:  # opened again since, for all groups of the roster
-            return group in group_counts(claim.client, partition, self.epoch)
+            return group in last_given(claim.client, partition, self.epoch)
         if manifest is None or manifest.state == ABANDONED or claim.is_released(self.epoch):
             return False
         now_s = time.monotonic()

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, UnsupportedVersion
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, EntryId, parse_id, read_by_script, readable
+from penstock_common.stream.commands import Client, EntryId, read_by_script, readable
 from penstock_common.stream.entries import (
     PAGE,
     PAGE_BYTES,
     IndexRecord,
-    group_counts,
     index_records,
     is_believable,
+    last_given,
     list_pending,
 )
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
@@ -113,10 +113,10 @@ def survey_partition(
     place where each begins in canonical order, as far as that is known.
     """
     before = load_roster(client, partition)
-    newest = _counts(client, partition, epoch).get(LAST, LATEST)
+    newest = last_given(client, partition, epoch).get(LAST, LATEST)
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
     index = read_indexes(client, stream, epoch, list(sizes))
-    delivered = _counts(client, partition, epoch)
+    delivered = last_given(client, partition, epoch)
     lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
     groups: dict[str, GroupSurvey] = {}
     for name, record in before.groups.items():
@@ -186,11 +186,6 @@ def _leave_out_bad(group: GroupSurvey, index: dict[int, list[IndexRecord]]) -> N
             bits[np.array(record.holes, dtype=np.int64) - record.first] = False
             if record.entry_id in group.dead:
                 bits[:] = False
-
-
-def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, EntryId]:
-    """Return group -> last delivered id."""
-    return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
 
 
 def read_indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[IndexRecord]]:

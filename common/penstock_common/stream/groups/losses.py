@@ -27,7 +27,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.client import RestartDetector, read_run_id
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
-from penstock_common.stream.entries import group_counts, index_ends, index_heads, indexed_ids
+from penstock_common.stream.entries import index_ends, index_heads, indexed_ids, last_given
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
@@ -386,8 +386,7 @@ def describe_loss(client: Client, stream: Stream, manifest: Manifest, missing: S
         if not lost:
             continue
         ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in lost[:MOST_SAID])
-        newest = group_counts(client, partition, manifest.epoch).get(LAST)
-        at_ms = int(newest["last-delivered-id"].partition(b"-")[0]) if newest is not None else 0
+        at_ms, _ = last_given(client, partition, manifest.epoch).get(LAST, (0, 0))
         when = f"it has nothing of the epoch written after {utc(at_ms)}" if at_ms else "it has nothing of the epoch"
         said.append(
             f"the server {client.node_of(partition.roster).where}, which has partition {partition.number}, lost "

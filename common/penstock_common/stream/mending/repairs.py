@@ -18,7 +18,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit import survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.commands import Client, run_script, server_ms
-from penstock_common.stream.entries import IndexRecord, group_counts, index_record, overridden, repair_record
+from penstock_common.stream.entries import IndexRecord, index_record, last_given, overridden, repair_record
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import ORDERED, load_roster, reopen_for_group
 from penstock_common.stream.keys import PartitionKeys
@@ -135,7 +135,7 @@ def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: st
     """Return (group, member) of a member that was given an entry whose payload is gone and may train on it, or None."""
     roster, now = load_roster(client, partition), server_ms(client, partition.roster)
     members = liveness_of([roster], now)
-    for group in group_counts(client, partition, epoch):
+    for group in last_given(client, partition, epoch):
         for entry in client.xpending_range(partition.entries(epoch), group, entry_id, entry_id, 1):
             who = group, entry["consumer"].decode()
             if who in members and members[who].may_be_at_work:

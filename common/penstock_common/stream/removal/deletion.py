@@ -16,7 +16,7 @@ from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Call, Client, run_script, run_scripts, server_ms
 from penstock_common.stream.directory import strike_stream
-from penstock_common.stream.entries import group_counts
+from penstock_common.stream.entries import last_given
 from penstock_common.stream.groups.losses import forget_losses
 from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
 from penstock_common.stream.groups.roster import fetch_rosters, load_roster
@@ -86,12 +86,8 @@ def _writers(client: Client, stream: Stream, now: int) -> list[str]:
 
 def age_of_writing(client: Client, stream: Stream, manifest: Manifest, now: int) -> int:
     """Return the ms since an epoch was opened or written. ``now`` is the server's time."""
-    newest = [
-        int(info["last-delivered-id"].partition(b"-")[0])
-        for partition in stream.partitions
-        if (info := group_counts(client, partition, manifest.epoch).get(LAST)) is not None
-    ]
-    return now - max([manifest.created_ms, *newest])
+    newest = [last_given(client, partition, manifest.epoch).get(LAST, (0, 0)) for partition in stream.partitions]
+    return now - max([manifest.created_ms, *(at_ms for at_ms, _ in newest)])
 
 
 def _ago(age_ms: int) -> str:
