@@ -401,6 +401,4 @@ def _ranges_mask(ranges: Iterable[tuple[int, int]], length: int) -> Mask:
 
 def _padded(bits: Mask, length: int) -> Mask:
     """Return the bits of the first ``length`` offsets."""
-    if len(bits) >= length:
-        return bits[:length]
-    return np.concatenate([bits, np.zeros(length - len(bits), dtype=bool)])
+    return np.pad(bits[:length], (0, max(0, length - len(bits))))

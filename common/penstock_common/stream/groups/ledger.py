@@ -118,11 +118,9 @@ def whole_ledgers(
 
 def _bits(raw: bytes, lo: int, hi: int) -> NDArray[np.bool_]:
     """Return the bits in a ledger's bytes, which begin at offset ``lo``. Missing bits are not set."""
-    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)
-    found = np.zeros(hi - lo, dtype=bool)
+    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)  # its count= is random for no bytes
     known = bits[lo % 8 : lo % 8 + hi - lo]
-    found[: len(known)] = known
-    return found
+    return np.pad(known, (0, hi - lo - len(known)))
 
 
 def group_bits(
