@@ -377,10 +377,8 @@ class SegmentFolder:
     def _has_locked(self, fd: int, name: str) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return False
-            raise
+        except (BlockingIOError, PermissionError):
+            return False
         return self.has(fd, name)
 
     def has(self, fd: int, name: str) -> bool:

@@ -244,8 +244,6 @@ def _held_whole(opened: OpenSegment, maps: SegmentMaps) -> NDArray[np.uint8]:
     try:
         fcntl.flock(opened.fd, fcntl.LOCK_SH)
         _require_same(opened)
-        if not os.fstat(opened.fd).st_size:
-            raise SegmentGone(f"the payload is in {opened.name}, which is empty")
     except (PenstockError, OSError) as error:
         opened.close()
         raise error if isinstance(error, PenstockError) else unreadable(opened.name, error) from None
