@@ -45,10 +45,8 @@ class RateMeter:
     `add` is for a process that measures its own times.
     """
 
-    def __init__(
-        self, work: str = "work", clock: Callable[[], float] = time.monotonic, half_life_s: float = HALF_LIFE_S
-    ) -> None:
-        self._work, self._clock, self._half_life_s = work, clock, half_life_s
+    def __init__(self, work: str = "work", clock: Callable[[], float] = time.monotonic) -> None:
+        self._work, self._clock = work, clock
         self._lock = threading.Lock()
         self.kind: str | None = None
         """The current kind of work or waiting."""
@@ -110,14 +108,14 @@ class RateMeter:
         self._spend(self.kind, gone)
 
     def _spend(self, kind: str, seconds: float) -> None:
-        fade = exp2(-seconds / self._half_life_s)
+        fade = exp2(-seconds / HALF_LIFE_S)
         for other in self._spent:
             self._spent[other] *= fade
         self._spent[kind] = self._spent.get(kind, 0.0) + seconds
         self._ever[kind] = self._ever.get(kind, 0.0) + seconds
 
     def _count(self, samples: int, worked_s: float) -> None:
-        fade = exp2(-worked_s / self._half_life_s)
+        fade = exp2(-worked_s / HALF_LIFE_S)
         self._worked_s = self._worked_s * fade + worked_s
         self._weight = self._weight * fade + samples
         self._samples += samples

@@ -195,7 +195,7 @@ def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, o
 def test_shares_stay_right_for_days() -> None:
     """A worker runs for months, and a laptop sleeps for a week."""
     now = [0.0]
-    pace = RateMeter("busy", clock=lambda: now[0], half_life_s=10.0)
+    pace = RateMeter("busy", clock=lambda: now[0])
     pace.enter("busy")
     for seconds in (1e6, *[10.0] * 50_000):
         now[0] += seconds

@@ -147,13 +147,12 @@ class SegmentFolder:
         root: The folder that contains the folders of streams.
         stream: The stream's name.
         stream_id: The stream's id, which differs when a stream is made again.
-        user: The user that reads or writes, by default the process's user.
     """
 
-    def __init__(self, root: str | Path, stream: str, stream_id: str, user: FileUser | None = None) -> None:
+    def __init__(self, root: str | Path, stream: str, stream_id: str) -> None:
         self.root = Path(root).expanduser().absolute()
         self.path = self.root / f"{stream}.{stream_id}"
-        self.stream, self.stream_id, self._user = stream, stream_id, user
+        self.stream, self.stream_id = stream, stream_id
 
     def make(self) -> None:
         """Make the folder, for a writer.
@@ -230,7 +229,7 @@ class SegmentFolder:
                 folder = walk(self.path)[len(root) :]
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
-        if (reason := why_not(root, folder, self._user or FileUser.current())) is not None:
+        if (reason := why_not(root, folder, FileUser.current())) is not None:
             raise SegmentsUnseen(f"{what}: {reason}")
 
     def _limit_rights(self) -> None:

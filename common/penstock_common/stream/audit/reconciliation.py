@@ -7,7 +7,7 @@ reports the plan, and ``removal.reconcile`` carries it out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -250,14 +250,12 @@ def merged_groups(rosters: Sequence[Roster]) -> dict[str, GroupRecord]:
 # --- the facts --------------------------------------------------------------------------------------------------------
 
 
-def plan_settled(
-    client: Client, stream: Stream, settle_s: float = SETTLE_S, sleep: Callable[[float], None] = time.sleep
-) -> list[ReconcileStep]:
+def plan_settled(client: Client, stream: Stream, settle_s: float = SETTLE_S) -> list[ReconcileStep]:
     """Return the steps that two looks agree on, so that nothing counts that a live process is about to write."""
     plan = plan_reconciliation(look(client, stream))
     if not plan:
         return []
-    sleep(settle_s)
+    time.sleep(settle_s)
     again = set(plan_reconciliation(look(client, stream)))
     return [step for step in plan if step in again]
 
