@@ -21,9 +21,8 @@ from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.read.receive import ReceivedEntry, Receiver
 from penstock_consumer.replay.passes import Passes, looked_ahead, permuted
-from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
-from penstock_consumer.stages.shuffle import ShuffleOptions
+from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
 
 
 class Files(Passes):
@@ -78,11 +77,10 @@ class Files(Passes):
     def _name(self) -> str:
         return f"{self._folder.path.name} epoch {self.epoch}"
 
-    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
-        assembler, outlet = self._outlet(queue, shuffle, pool)
+    def _read(self, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None) -> None:
         received: list[ReceivedEntry] = []
         segments = SegmentReader(self._folder, gives_views=self._views)
-        receiver = Receiver(self.spec, assembler, _EverySample(), 0, received.append, segments)
+        receiver = Receiver(self.spec, feeder.assembler, _EverySample(), 0, received.append, segments)
         try:
             for meta, ref in _in_time(permuted(iter(self._blocks), shuffle), segments):
                 while not queue.wait_for_space(0, 0.2):
@@ -96,8 +94,8 @@ class Files(Passes):
                 if error is not None:
                     file = self._folder.path / ref.file
                     raise BadExport(f"{file} at {ref.at}: {error}; {advice_on(file)}") from error
-                outlet.drain()
-            outlet.end()
+                feeder.drain()
+            feeder.end()
         finally:
             segments.close()
 

@@ -16,10 +16,10 @@ from penstock_common.waiting import AT_ONCE_S, join, to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META_FIELD, Spec
-from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch, pool_for
+from penstock_consumer.stages.batch import Assembler, Batch, pool_for
 from penstock_consumer.stages.queue import POLL_S, PrefetchQueue, QueueStopped
 from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
-from penstock_consumer.stages.stage import StageContext
+from penstock_consumer.stages.stage import Stage, StageContext
 from penstock_consumer.stages.stats import Stats, StatsCounter
 
 T = TypeVar("T")
@@ -105,8 +105,6 @@ class Passes(Passing):
         self._prefetch_bytes, self._shuffle, self._window, self._notify = prefetch_bytes, shuffle, window, notify
         self._pass = 0
         self._counter = StatsCounter()
-        self._pools: list[ArrayPool] = []
-        """The pool of the last pass, if it has ended. The next pass uses its memory."""
 
     @property
     def spec(self) -> Spec:
@@ -117,8 +115,8 @@ class Passes(Passing):
         """Return a name for what is read, for people."""
         raise NotImplementedError
 
-    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
-        """Read one pass in a thread of its own, into memory of ``pool``. Raises QueueStopped or what ends the pass."""
+    def _read(self, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None) -> None:
+        """Read one pass in a thread of its own, into the feeder's assembler. Raises QueueStopped or what ends it."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -149,11 +147,14 @@ class Passes(Passing):
             shuffle = ShuffleOptions(self._shuffle, self._pass, self._window, self._prefetch_bytes)
         self._pass += 1
         counter = self._counter = StatsCounter()
-        pool = self._pool()
+        pool = pool_for(self.spec, self.batch_size, self._prefetch_bytes)  # of one pass alone, because two may overlap
         queue = PrefetchQueue(self._prefetch_bytes, pool.trim)
         counter.ask()
         counter.begin(self.epoch, queue)
-        thread = threading.Thread(target=self._run, args=(queue, shuffle, pool), name="penstock-replay", daemon=True)
+        context = StageContext(self.spec, pool, self.epoch, self.batch_size, is_ordered=False)
+        stage = Stage(context) if shuffle is None else shuffle.window(context)
+        feeder = QueueFeeder(Assembler(self.spec, self.batch_size, pool, self.epoch), queue, stage)
+        thread = threading.Thread(target=self._run, args=(queue, feeder, shuffle), name="penstock-replay", daemon=True)
         thread.start()
         try:
             while True:
@@ -171,36 +172,14 @@ class Passes(Passing):
             queue.stop()
             join(thread, AT_ONCE_S)
 
-    def _run(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
+    def _run(self, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None) -> None:
         try:
-            self._read(queue, shuffle, pool)
+            self._read(queue, feeder, shuffle)
+            queue.end()
         except QueueStopped:
-            self._end(queue, pool)
+            queue.end()
         except BaseException as error:
-            self._end(queue, pool, error)
-        else:
-            self._end(queue, pool)
-
-    def _end(self, queue: PrefetchQueue, pool: ArrayPool, error: BaseException | None = None) -> None:
-        self._pools[:] = [pool]  # before the end is seen, because the next pass may begin at once
-        queue.end(error)
-
-    def _pool(self) -> ArrayPool:
-        """Return a pool for one pass alone, because two passes may overlap."""
-        try:
-            return self._pools.pop()
-        except IndexError:
-            return pool_for(self.spec, self.batch_size, self._prefetch_bytes)
-
-    # --- for subclasses ---
-
-    def _outlet(
-        self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool
-    ) -> tuple[Assembler, QueueFeeder]:
-        """Return the assembler for samples, and the feeder that moves its batches into the queue."""
-        assembler = Assembler(self.spec, self.batch_size, pool, self.epoch)
-        setting = StageContext(self.spec, pool, self.epoch, self.batch_size, is_ordered=False)
-        return assembler, QueueFeeder(assembler, queue, None if shuffle is None else shuffle.window(setting))
+            queue.end(error)
 
 
 def permuted(items: Iterator[T], shuffle: ShuffleOptions | None) -> Iterator[T]:

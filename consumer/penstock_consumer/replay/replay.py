@@ -34,9 +34,8 @@ from penstock_consumer.read.resources import CLOSE_SILENCE_S
 from penstock_consumer.read.waits import await_epoch
 from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch
-from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
-from penstock_consumer.stages.shuffle import ShuffleOptions
+from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
 from penstock_consumer.stages.stats import ReaderTimes
 
 AHEAD, AHEAD_HEADERS = 4, 16
@@ -119,23 +118,22 @@ class Replay(Passes):
 
     # --- the thread ---
 
-    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
+    def _read(self, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None) -> None:
         line = ReaderConnection(self._client, queue, self._notify)
         try:
-            self._fetch_all(line, queue, shuffle, pool)
+            self._fetch_all(line, queue, feeder, shuffle)
         except ReplayTruncated as error:
             raise cause_of(self._client, self.stream, error) from None
         finally:
             line.close()
 
     def _fetch_all(
-        self, line: ReaderConnection, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool
+        self, line: ReaderConnection, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None
     ) -> None:
-        assembler, outlet = self._outlet(queue, shuffle, pool)
         received: list[ReceivedEntry] = []
         where = _ReplayScope(self.stream, self._retained.manifest)
         segments = reader_of(self.stream, gives_views=self._views)
-        receiver = Receiver(self.spec, assembler, where, 0, received.append, segments)
+        receiver = Receiver(self.spec, feeder.assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
         look = None if segments is None or segments.lies_in_memory else ReadaheadSink(self.spec, segments)
         ahead = _FetchAhead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
@@ -150,8 +148,8 @@ class Replay(Passes):
                 raise self._retained.truncated(record)
             if (error := received[0].error) is not None:
                 raise error
-            outlet.drain()
-        outlet.end()
+            feeder.drain()
+        feeder.end()
 
     def close(self) -> None:
         """Release the epoch. Raises ServerUnavailable if the server is away for 2 s. Then the lease lapses."""

@@ -210,29 +210,26 @@ class ShuffleOptions:
 
 
 class QueueFeeder:
-    """A feeder that moves batches from the assembler into the queue, through the window if there is one."""
+    """A feeder that moves batches from the assembler through a stage into the queue."""
 
-    def __init__(self, assembler: Assembler, queue: PrefetchQueue, window: ShuffleWindow | None) -> None:
-        self._assembler, self._queue, self._window = assembler, queue, window
+    def __init__(self, assembler: Assembler, queue: PrefetchQueue, stage: Stage) -> None:
+        self.assembler = assembler
+        """The batches to be filled with samples."""
+        self._queue, self._stage = queue, stage
 
     def drain(self) -> None:
         """Pass on every complete batch."""
-        while (batch := self._assembler.take()) is not None:
-            if self._window is None:
-                self._queue.put(batch)
-            else:
-                self._window.put(batch)
-                self._give()
+        while (batch := self.assembler.take()) is not None:
+            self._stage.put(batch)
+            self._give()
 
     def end(self) -> None:
         """Pass on all that is left."""
-        self._assembler.flush()
+        self.assembler.flush()
         self.drain()
-        if self._window is not None:
-            self._window.end()
-            self._give()
+        self._stage.end()
+        self._give()
 
     def _give(self) -> None:
-        assert self._window is not None
-        while (batch := self._window.take()) is not None:
+        while (batch := self._stage.take()) is not None:
             self._queue.put(batch)

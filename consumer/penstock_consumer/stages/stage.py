@@ -27,7 +27,7 @@ class StageContext:
 class Stage:
     """A stage that takes and gives the batches of one epoch, in the training loop's thread.
 
-    As it stands here, it holds nothing back: what `put` has made ready leaves at the next `take`.
+    As it stands here, it passes every batch on: what `put` has made ready leaves at the next `take`.
     """
 
     def __init__(self, setting: StageContext) -> None:
@@ -37,7 +37,7 @@ class Stage:
 
     def put(self, batch: Batch) -> None:
         """Take a batch in. The caller calls this only after `take` gave nothing."""
-        raise NotImplementedError
+        self._ready.append(batch)
 
     def take(self) -> Batch | None:
         """Return the next batch, or None if the stage needs another batch first."""
