@@ -29,12 +29,8 @@ class KnownRecords:
 
     def add(self, piece: IndexedPiece) -> None:
         """Add a record. It replaces what was known of its positions, because a repair overrides."""
-        pieces = self._pieces
-        if not pieces or pieces[-1].end <= piece.start:
-            pieces.append(piece)
-            return
-        first = bisect_right(pieces, piece.start, key=attrgetter("end"))
-        pieces[first : bisect_left(pieces, piece.end, key=attrgetter("start"))] = [piece]
+        first = bisect_right(self._pieces, piece.start, key=attrgetter("end"))
+        self._pieces[first : bisect_left(self._pieces, piece.end, key=attrgetter("start"))] = [piece]
 
     def at(self, position: int) -> IndexedPiece | None:
         """Return the piece that covers a position, or None if it was not read."""

@@ -232,12 +232,12 @@ TRIED = 8
 """The buffers tried before a new one is made. They become free in the order of their use, so a few are enough."""
 
 
-def _references(owners: list[NDArray[np.uint8]], position: int) -> int:
-    owner = owners[position]
+def _references(buffers: list[tuple[NDArray[np.uint8], int]], position: int) -> int:
+    owner, _ = buffers[position]
     return getrefcount(owner)
 
 
-_UNUSED = _references([np.empty(1, dtype=np.uint8)], 0)
+_UNUSED = _references([(np.empty(1, dtype=np.uint8), 0)], 0)
 """The reference count of a buffer that only the pool holds. Newer interpreters count fewer references."""
 
 
@@ -255,9 +255,8 @@ class ArrayPool:
         self._lock = threading.Lock()
         self._keep = keep
         """The number of buffers kept for each size. Its last user frees a buffer beyond that number."""
-        self._pool: dict[int, list[NDArray[np.uint8]]] = {}
-        self._starts: dict[int, list[int]] = {}
-        """The position of the first aligned byte in each buffer of `_pool`, by size."""
+        self._pool: dict[int, list[tuple[NDArray[np.uint8], int]]] = {}
+        """The buffers by size, each with the position of its first aligned byte."""
         self._next: dict[int, int] = {}
         """The position at which the search for a free buffer begins, by size. The oldest buffer is expected there."""
         self.check_size: Callable[[int], object] | None = None
@@ -283,28 +282,26 @@ class ArrayPool:
     def trim(self) -> None:
         """Free the buffers that nothing refers to, because fewer are needed from now on."""
         with self._lock:
-            for nbytes, owners in self._pool.items():
-                for position in reversed(range(len(owners))):
-                    if _references(owners, position) == _UNUSED:
-                        del owners[position]
-                        del self._starts[nbytes][position]
+            for buffers in self._pool.values():
+                for position in reversed(range(len(buffers))):
+                    if _references(buffers, position) == _UNUSED:
+                        del buffers[position]
             self._next.clear()
 
     def _buffer(self, nbytes: int) -> tuple[NDArray[np.uint8], int]:
         """Return a buffer that nothing refers to, and the position of its first aligned byte."""
-        owners, starts = self._pool.setdefault(nbytes, []), self._starts.setdefault(nbytes, [])
+        buffers = self._pool.setdefault(nbytes, [])
         first = self._next.get(nbytes, 0)
-        for step in range(min(TRIED, len(owners))):
-            position = (first + step) % len(owners)
-            if _references(owners, position) == _UNUSED:
+        for step in range(min(TRIED, len(buffers))):
+            position = (first + step) % len(buffers)
+            if _references(buffers, position) == _UNUSED:
                 self._next[nbytes] = position + 1
-                return owners[position], starts[position]
+                return buffers[position]
         self._next[nbytes] = first + TRIED  # a trainer may never free those it holds
         owner = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
         start = -owner.ctypes.data % ALIGNMENT
-        if len(owners) < self._keep:
-            owners.append(owner)
-            starts.append(start)
+        if len(buffers) < self._keep:
+            buffers.append((owner, start))
         return owner, start
 
 
