@@ -268,7 +268,7 @@ class ReceivedEntry:
     error: BadEntry | None = None
     is_missing: bool = False
     header: Header | None = None
-    """The header of a bad entry, if it could be believed."""
+    """The header, if it could be believed."""
 
 
 def read_by_id(connection: ReaderConnection, sink: EntrySink, reader_times: ReaderTimes, key: str) -> int:
@@ -339,6 +339,7 @@ class IncomingEntry:
         """Expect the fields that the header announces. ``meta`` is the header's bytes."""
         self.meta, self.wanted = meta, wanted
         self._due = header.fields() if header.ref is None else ()
+        self.nbytes += 0 if header.ref is None else sum(header.ref.sizes)
         self.header = header
 
     def refuse(self, error: BadEntry) -> None:
@@ -350,15 +351,10 @@ class IncomingEntry:
         self.fields[name] = np.empty(nbytes, dtype=np.uint8)
         return [self.fields[name].data]
 
-    def adopt(self, header: Header, ref: SegmentRef, views: Sequence[NDArray[np.uint8]]) -> None:
+    def adopt(self, header: Header, views: Sequence[NDArray[np.uint8]]) -> None:
         """Take the fields from their place in a segment."""
-        self.nbytes += sum(ref.sizes)
         for (name, _), view in zip(header.fields(), views, strict=True):
             self.fields[name] = view
-
-    def fetched(self, ref: SegmentRef) -> None:
-        """Count a payload that was read from a segment."""
-        self.nbytes += sum(ref.sizes)
 
     def complete(self) -> Header:
         """Return the header once all fields came. Raises BadEntry if some did not."""
@@ -397,11 +393,6 @@ class Receiver:
         """Fields whose bytes may be received where batches have them."""
         self._bools = [tensor for tensor in spec if tensor.dtype == BOOL and not tensor.is_ragged]
         self._entry = IncomingEntry(b"")
-
-    @property
-    def header(self) -> Header | None:
-        """Return the header of the entry received last, or None where it could not be believed."""
-        return self._entry.header
 
     def begin(self, entry_id: bytes) -> None:
         """Begin an entry."""
@@ -447,8 +438,7 @@ class Receiver:
                 lease = self._complete(entry)
             except BadEntry as error:
                 entry.refuse(error)
-        header = entry.header if entry.error is not None else None
-        self._report(ReceivedEntry(entry.entry_id, entry.nbytes, lease, entry.error, header=header))
+        self._report(ReceivedEntry(entry.entry_id, entry.nbytes, lease, entry.error, header=entry.header))
         entry.release()
 
     def _complete(self, entry: IncomingEntry) -> Lease | None:
@@ -483,7 +473,6 @@ class Receiver:
         views = [self._views(header, name, size, announced is not None) for (name, announced), size in fields]
         with self._named(self._segments, header):
             self._segments.read_into(ref, views)
-        self._entry.fetched(ref)
 
     def _unpack(self, header: Header, compressed: Iterable[str]) -> None:
         """Decompress fields: whole fixed tensors into batches, all else into memory of its own."""
@@ -512,7 +501,7 @@ class Receiver:
             views = self._segments.views(ref)
         self._verify(header, views)
         self._require_committed(header)
-        self._entry.adopt(header, ref, views)
+        self._entry.adopt(header, views)
         lease = self._lease(header, header.count)
         self._assembler.adopt(self._columns(header), [BatchSpan(lease, lo, hi) for lo, hi in self._ranges(header)])
         return lease
@@ -560,7 +549,5 @@ class Receiver:
         return {tensor.name: decode_column(header, tensor, values) for tensor in self._spec}
 
     def _ragged_parts(self, header: Header) -> dict[str, Ragged]:
-        if not self._ragged:
-            return {}
         values: dict[bytes, Any] = dict(self._entry.fields)
         return {t.name: as_ragged(decode_column(header, t, values)) for t in self._spec if t.is_ragged}

@@ -597,7 +597,7 @@ class SharedReader:
             except ServerUnavailable as error:
                 self._reconnect(error)
         if claim.is_suspect:
-            self.claim.notify(crash_notice(self.claim.who, claim, receiver.header))
+            self.claim.notify(crash_notice(self.claim.who, claim, received[0].header))
         self._book(list(received), manifest, partition)
         self._emit(assembler, is_alone=claim.is_suspect)
 
