@@ -21,7 +21,7 @@ from penstock_common.stream.index import EpochIndexes, IndexPages
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.canonical import IndexedPiece, RowRange
 from penstock_consumer.read.claims import RankClaim
-from penstock_consumer.read.index_walk import IndexWalk, KnownRecords, shards_in_order
+from penstock_consumer.read.index_walk import IndexWalk, KnownRecords
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
@@ -101,7 +101,7 @@ class Waiting:
         self._client, self._await_more = client, EpochIndexes.await_more
         self.at: list[tuple[int, int]] = []
         """(shard, offset beyond which there must be a record)."""
-        self.walk = IndexWalk(client, stream, manifest, shards_in_order(client, stream, manifest), 0)
+        self.walk = IndexWalk(client, stream, manifest, 0)
         monkeypatch.setattr(EpochIndexes, "await_more", lambda *given: self._noted(*given))
 
     def _noted(self, indexes: EpochIndexes, channel: Any, shard: int, after: int, *rest: Any) -> IndexPages:

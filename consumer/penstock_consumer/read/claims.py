@@ -54,7 +54,7 @@ from penstock_consumer.read.heartbeat import (
     LeaseRenewers,
     UnusedRankCheck,
 )
-from penstock_consumer.read.index_walk import IndexWalk, shards_in_order
+from penstock_consumer.read.index_walk import IndexWalk
 from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.read.receive import CommitCheck, DeliveryCheck
 from penstock_consumer.stages.batch import Batch, Lease
@@ -591,8 +591,7 @@ class RankClaim(Claim):
             return None
         samples = manifest.samples
         if manifest.state == ABANDONED:
-            begun = shards_in_order(self.client, self.stream, manifest)
-            samples = IndexWalk(self.client, self.stream, manifest, begun, 0).to_the_end()
+            samples = IndexWalk(self.client, self.stream, manifest, 0).to_the_end()
         if samples is None:
             return None
         return EpochSteps(0, self.order.rank, self.order.world, self.order.batch, remainder).count(samples)

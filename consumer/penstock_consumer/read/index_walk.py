@@ -57,12 +57,11 @@ class IndexWalk:
     """A walk through an epoch's index. It keeps what it has read until `forget`."""
 
     def __init__(
-        self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
-        dropped: Sequence[DeadLetterNote] = (),
-    ) -> None:  # fmt: skip
-        """``begun`` are the shards that may exist. ``dropped`` ranges are lost permanently and count as holes.
+        self, client: Client, stream: Stream, manifest: Manifest, position: int, dropped: Sequence[DeadLetterNote] = ()
+    ) -> None:
+        """Begin at a position. All below it counts as committed.
 
-        All below the position counts as committed.
+        ``dropped`` ranges are lost permanently and count as holes. Raises OrderNeedsSizes.
         """
         self._dropped = sorted(dropped, key=lambda note: note.first)
         self._client, self._stream, self._name = client, stream, stream.name
@@ -72,17 +71,17 @@ class IndexWalk:
         """Whether the last read also told how far the walk's shard is committed."""
         self._positions_each = 0.0
         """The recent mean number of positions in a record, or 0 before the first."""
-        self.now(manifest, begun)
+        self.now(manifest)
         self._shard, self._end = self._shard_and_offset(position)
         """The shard and offset up to which all is known to be committed."""
         self._ahead: dict[int, int] = {}
         """The committed samples of each later shard at the last look. Several shards may be written at once."""
         self._go_on()
 
-    def now(self, manifest: Manifest, begun: range) -> None:
-        """Take the current manifest, in which more shards may be complete."""
-        self._manifest, self._begun = manifest, begun
-        self._starts = list(starts_of(manifest, begun).values())
+    def now(self, manifest: Manifest) -> None:
+        """Take the current manifest, in which more shards may be complete. Raises OrderNeedsSizes."""
+        self._manifest, self._begun = manifest, _shards_in_order(self._client, self._stream, manifest)
+        self._starts = list(starts_of(manifest, self._begun).values())
 
     def _shard_and_offset(self, position: int) -> tuple[int, int]:
         """Return (shard, offset) of a position. Shards without samples are passed over."""
@@ -307,11 +306,10 @@ class CanonicalIndex:
     """The index of an epoch that may still be written, in canonical order. Behind the epoch's end it begins again."""
 
     def __init__(
-        self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
-        dropped: Sequence[DeadLetterNote],
-    ) -> None:  # fmt: skip
+        self, client: Client, stream: Stream, manifest: Manifest, position: int, dropped: Sequence[DeadLetterNote]
+    ) -> None:
         """See `IndexWalk` for the arguments."""
-        self.walk = IndexWalk(client, stream, manifest, begun, position, dropped)
+        self.walk = IndexWalk(client, stream, manifest, position, dropped)
         self._client, self._stream, self._dropped = client, stream, dropped
         self._head: IndexWalk | None = None
         """A walk from the first position of the epoch, for what runs on beyond its end."""
@@ -336,10 +334,9 @@ class CanonicalIndex:
     def renew_with(self, manifest: Manifest) -> None:
         """Take the current manifest, in which more shards may be complete."""
         self.manifest = manifest
-        begun = shards_in_order(self._client, self._stream, manifest)
         for walk in (self.walk, self._head):
             if walk is not None:
-                walk.now(manifest, begun)
+                walk.now(manifest)
         if manifest.state == ABANDONED and self._broken_off is None:  # it ends with the committed records
             self._broken_off = self.walk.to_the_end()
 
@@ -352,8 +349,7 @@ class CanonicalIndex:
         if total is None or lo < total:
             raise NotCommittedYet
         if self._head is None:
-            begun = shards_in_order(self._client, self._stream, self.manifest)
-            self._head = IndexWalk(self._client, self._stream, self.manifest, begun, 0, self._dropped)
+            self._head = IndexWalk(self._client, self._stream, self.manifest, 0, self._dropped)
         laps = total
         while True:
             for piece in self._head.pieces(0):
@@ -361,7 +357,7 @@ class CanonicalIndex:
             laps += total
 
 
-def shards_in_order(client: Client, stream: Stream, manifest: Manifest) -> range:
+def _shards_in_order(client: Client, stream: Stream, manifest: Manifest) -> range:
     """Return the shards that may have samples. Raises OrderNeedsSizes if they have no order yet.
 
     While an epoch has no sizes, each shard begins where the one before it ended. Only the last may be unfinished.

@@ -36,7 +36,7 @@ from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSam
 from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.dead_letters import cause_of, is_removed, too_old
 from penstock_consumer.read.fetch_plan import StepPlanner
-from penstock_consumer.read.index_walk import CanonicalIndex, NotCommittedYet, shards_in_order
+from penstock_consumer.read.index_walk import CanonicalIndex, NotCommittedYet
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import ArrayPool, Assembler
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
@@ -283,9 +283,7 @@ class OrderedReader:
 
     def _index(self, manifest: Manifest, position: int, dropped: Sequence[DeadLetterNote]) -> CanonicalIndex:
         """Return the index of the epoch from a position on. Raises OrderNeedsSizes."""
-        client, stream = self.claim.client, self.claim.stream
-        begun = shards_in_order(client, stream, manifest)
-        return CanonicalIndex(client, stream, manifest, begun, position, dropped)
+        return CanonicalIndex(self.claim.client, self.claim.stream, manifest, position, dropped)
 
     def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadLetterNote]]:
         """Return entries by partition, and ranges, that another rank or an operator gave up."""
