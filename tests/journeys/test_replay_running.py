@@ -128,6 +128,6 @@ def test_a_lapsed_lease_is_an_error_even_if_nothing_was_removed_yet(any_url: str
         next(batches)
         (lease,) = [field for field in any_client.hkeys(roster) if field.startswith(b"r:")]
         any_client.hset(roster, lease, '{"epoch": 0, "till": 5}')
-        replay._retained._hold.thread.join(timeout=20)
+        replay._retained.lease.thread.join(timeout=20)
         with pytest.raises(ReplayTruncated, match=r"lease on epoch 0 of 't' lapsed: it renewed nothing for 1 s"):
             list(batches)

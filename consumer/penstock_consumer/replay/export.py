@@ -127,7 +127,7 @@ def _copied(
         writer.begin(epoch)
         progress(epoch, 0, held.nbytes)
         for fields, record in _entries(client, held):
-            held.raise_lost()
+            held.lease.raise_lost()
             writer.append(fields)
             done += record.nbytes
             progress(epoch, done, held.nbytes)
@@ -140,7 +140,7 @@ def _copied(
             tuple((shard, offset, why.get((shard, offset), "")) for shard, offset in holes),
         )  # fmt: skip
     finally:
-        held.let_go()
+        held.lease.let_go()
 
 
 def _entries(client: Client, held: RetainedEpoch) -> Iterator[tuple[Fields, IndexRecord]]:

@@ -114,7 +114,7 @@ class Replay(Passes):
         return f"{self.stream.name} replay of epoch {self.epoch}"
 
     def _check(self) -> None:
-        self._retained.raise_lost()
+        self._retained.lease.raise_lost()
 
     # --- the thread ---
 
@@ -153,11 +153,11 @@ class Replay(Passes):
 
     def close(self) -> None:
         """Release the epoch. Raises ServerUnavailable if the server is away for 2 s. Then the lease lapses."""
-        if self._retained.is_let_go:
+        if self._retained.lease.stopping.is_set():
             return
         self._client.limit_patience(LEAVE_S, CLOSE_SILENCE_S)
         try:
-            self._retained.let_go()
+            self._retained.lease.let_go()
         finally:
             self._client.close()
             self._maps = None

@@ -33,18 +33,18 @@ class RetainedEpoch:
                 f"epoch {epoch} of {stream.name!r} is {self.manifest.state}: replay reads produced epochs; "
                 "read it with a Loader"
             )
-        self._hold = ReplayLease(client, stream, epoch, lease_s)
-        weakref.finalize(self, self._hold.stopping.set).atexit = False
+        self.lease = ReplayLease(client, stream, epoch, lease_s)
+        """The lease that keeps the epoch. The reader ends it."""
+        weakref.finalize(self, self.lease.stopping.set).atexit = False
         try:
-            self._hold.take()
+            self.lease.take()
             self.samples = self.nbytes = 0
             for _, record in self.records():
                 self.samples += record.count
                 self.nbytes += record.nbytes
         except PenstockError:
-            self.let_go()
+            self.lease.let_go()
             raise
-        self._hold.start()
 
     def records(self) -> Iterator[tuple[int, IndexRecord]]:
         """Yield (shard, index record) of all shards, in canonical order. Raises ReplayTruncated if one is missing."""
@@ -81,20 +81,6 @@ class RetainedEpoch:
         what = f"epoch {self.epoch} of {name!r} is no longer whole: entry {record.entry_id.decode()}"
         return ReplayTruncated(f"{what} {how}")
 
-    def raise_lost(self) -> None:
-        """Raise the error that ended the lease, if it ended."""
-        if self._hold.lost is not None:
-            raise self._hold.lost
-
-    @property
-    def is_let_go(self) -> bool:
-        """Return whether `let_go` was called."""
-        return self._hold.stopping.is_set()
-
-    def let_go(self) -> None:
-        """End the lease."""
-        self._hold.let_go()
-
 
 class ReplayLease:
     """A lease on an epoch, which a thread of its own renews.
@@ -107,17 +93,19 @@ class ReplayLease:
         self._token = secrets.token_hex(8)
         self.stopping = threading.Event()
         """An event that ends the thread once it is set. Without `let_go` the lease then expires."""
-        self.lost: PenstockError | None = None
+        self._lost: PenstockError | None = None
         """The error that ended the lease."""
         self.thread = threading.Thread(target=self._run, name="penstock-replay-lease", daemon=True)
 
     def take(self) -> None:
-        """Take the lease, for the first time. Raises ReplayTruncated."""
+        """Take the lease, and renew it from now on. Raises ReplayTruncated."""
         self._ask(self._client, renew=False)
-
-    def start(self) -> None:
-        """Begin to renew the lease."""
         self.thread.start()
+
+    def raise_lost(self) -> None:
+        """Raise the error that ended the lease, if it ended."""
+        if self._lost is not None:
+            raise self._lost
 
     def _ask(self, client: Client, *, renew: bool) -> None:
         lease_ms = int(self._lease_s * 1000)
@@ -142,10 +130,10 @@ class ReplayLease:
             except ServerUnavailable as error:
                 pause_s = min(beat_s, BETWEEN_TRIES_S)
                 if time.monotonic() - last > self._lease_s:
-                    self.lost = error
+                    self._lost = error
                     return
             except PenstockError as error:
-                self.lost = error
+                self._lost = error
                 return
 
     def let_go(self) -> None:
