@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock_common.errors import BadExport
 from penstock_common.hints import explained
 from penstock_common.segments.exports import ExportFolder, advice_on, complete_epoch
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.tuning import Tuning, takes_old_names, tuning_of
-from penstock_common.wire.header import Header, SegmentRef
+from penstock_common.wire.header import SegmentRef
 from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.read.receive import ReceivedEntry, Receiver
-from penstock_consumer.replay.passes import Passes, looked_ahead, permuted
+from penstock_consumer.replay.passes import Passes, WholeScope, looked_ahead, permuted
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
 
@@ -80,7 +77,8 @@ class Files(Passes):
     def _read(self, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None) -> None:
         received: list[ReceivedEntry] = []
         segments = SegmentReader(self._folder, gives_views=self._views)
-        receiver = Receiver(self.spec, feeder.assembler, _EverySample(), 0, received.append, segments)
+        # identities were checked when the files were opened
+        receiver = Receiver(self.spec, feeder.assembler, WholeScope(lambda _: None), 0, received.append, segments)
         try:
             for meta, ref in _in_time(permuted(iter(self._blocks), shuffle), segments):
                 while not queue.wait_for_space(0, 0.2):
@@ -116,13 +114,3 @@ def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader
             yield meta, ref
         else:
             segments.expect(ref)
-
-
-class _EverySample:
-    """A scope in which every sample is wanted. Identities were checked when the files were opened."""
-
-    def check(self, header: Header) -> None:
-        """Do nothing, because everything is what the export says."""
-
-    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
-        return None

@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry
 from penstock_common.hints import Passing, callable_of, whole
@@ -13,7 +17,7 @@ from penstock_common.segments.reader import AHEAD_BYTES, SegmentReader
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.tuning import PREFETCH_BYTES, Tuning, chosen
 from penstock_common.waiting import AT_ONCE_S, join, to_stderr
-from penstock_common.wire.header import parse_header
+from penstock_common.wire.header import Header, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.stages.batch import Assembler, Batch, pool_for
@@ -53,6 +57,18 @@ def held_back(elements: Iterable[T], count: int) -> Iterator[T]:
             yield taken.popleft()
     while taken:
         yield taken.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeScope:
+    """A scope in which every sample is wanted."""
+
+    check: Callable[[Header], None]
+    """See `receive.ReadScope`."""
+
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
+        """See `receive.ReadScope`."""
+        return None
 
 
 class ReadaheadSink:

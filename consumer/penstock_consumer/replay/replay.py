@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError, ReplayTruncated, ServerUnavailable
 from penstock_common.hints import explained, seconds, whole
@@ -21,18 +19,16 @@ from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import IndexRecord, fetch_command
-from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.tuning import LEASE_S, Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import AT_ONCE_S, LEAVE_S, Wait, to_stderr
-from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.dead_letters import cause_of
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.read.resources import CLOSE_SILENCE_S
 from penstock_consumer.read.waits import await_epoch
-from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
+from penstock_consumer.replay.passes import Passes, ReadaheadSink, WholeScope, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
@@ -131,7 +127,7 @@ class Replay(Passes):
         self, line: ReaderConnection, queue: PrefetchQueue, feeder: QueueFeeder, shuffle: ShuffleOptions | None
     ) -> None:
         received: list[ReceivedEntry] = []
-        where = _ReplayScope(self.stream, self._retained.manifest)
+        where = WholeScope(partial(check_identity, stream=self.stream, manifest=self._retained.manifest))
         segments = reader_of(self.stream, gives_views=self._views)
         receiver = Receiver(self.spec, feeder.assembler, where, 0, received.append, segments)
         records = permuted((found for found in self._retained.records() if found[1].entry_id), shuffle)
@@ -244,16 +240,3 @@ class _FetchAhead:
         self._asked.extend(self._todo)
         self._todo.clear()
         self._connection.open().send(commands)
-
-
-class _ReplayScope:
-    """The scope of a replay: everything in the epoch is wanted."""
-
-    def __init__(self, stream: Stream, manifest: Manifest) -> None:
-        self._stream, self._manifest = stream, manifest
-
-    def check(self, header: Header) -> None:
-        check_identity(header, self._stream, self._manifest)
-
-    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
-        return None
