@@ -182,28 +182,12 @@ class Claim:
     def tell_absent(self, epoch: int) -> None:
         """Say once, after an epoch, that others never read their share of it."""
 
-    def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """See `member.Member.return_batches`. Return whether the epoch being read begins again."""
-        raise NotImplementedError
-
-    def begin_again(self, epoch: int, kept: Iterable[Batch], last: Batch | None) -> None:
-        """See `member.Member.begin_again`, after the epoch's reader has ended."""
-        raise NotImplementedError
-
     def take_returned(self) -> set[int]:
         """Return, once, the epochs with returned samples that are not read again yet."""
         returned, self._returned = self._returned, set()
         return returned
 
     # --- acknowledging ---
-
-    def acknowledge(self, batch: Batch) -> None:
-        """Send the acknowledgement of a batch that was trained on. `flush` waits for the answer."""
-        raise NotImplementedError
-
-    def has_unacknowledged(self, epoch: int) -> bool:
-        """Return whether this member still holds something of an epoch."""
-        raise NotImplementedError
 
     def is_all_acknowledged(self, partition: PartitionKeys | None = None) -> bool:
         """Return whether every acknowledgement sent was answered, by the server of a partition or by all."""
@@ -384,7 +368,10 @@ class LeaseClaim(Claim):
         return self._claimed() | {epoch for epoch in self.unclosed if self.has_unread(epoch)}
 
     def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """Give leases up and claim their entries again. The ledger, and ``kept``, say what of them is delivered."""
+        """Give leases up and claim their entries again. The ledger, and ``kept``, say what of them is delivered.
+
+        Return False, because the epoch being read goes on.
+        """
         self._claim_again(dict.fromkeys(span.lease for batch in batches for span in batch.spans), kept)
         return False
 
@@ -616,7 +603,7 @@ class RankClaim(Claim):
         return batch.position - self.order.world * self.order.batch
 
     def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """Read every epoch again from the first of its batches."""
+        """Read every epoch again from the first of its batches. Return whether there is one."""
         for batch in batches:
             self._again[batch.epoch] = min(self.step_of(batch), self._again.get(batch.epoch, batch.position))
         self._returned.update(self._again)
