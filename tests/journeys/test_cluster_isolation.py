@@ -229,7 +229,7 @@ def test_leases_and_acknowledgements_beside_a_moved_partition_do_not_wait_for_it
         for _ in range(3):  # the first one may be what finds the new master
             loader.acknowledge(taken[4].pop())
             hooks_of(loader).acknowledger.flush()
-        until(lambda: len(loader._joined().heartbeat.each) == 4)
+        until(lambda: len(loader._joined().heartbeat._each) == 4)
 
         def held() -> dict[bytes, int]:
             """Return entry -> its idle time in ms, for the pending entries of the partition that stayed."""

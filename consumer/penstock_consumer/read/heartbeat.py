@@ -448,7 +448,6 @@ class LeaseRenewer(Heartbeat):
             first=self, runs=self._runs, renewed_s=self._renewed_s if self.is_fresh else float("-inf"),
         )  # fmt: skip
         other.read_epoch(self.horizon)
-        other.expect_members(self.members)
         return other
 
     def recover(
@@ -630,19 +629,9 @@ class Heartbeats(Generic[AnyHeartbeat]):
             other.start()
 
     @property
-    def each(self) -> Sequence[AnyHeartbeat]:
-        """Return the heartbeats of now."""
-        return self._each
-
-    @property
     def members(self) -> int:
         """Return the members of the group that lived at the last look."""
         return self._each[0].members
-
-    @property
-    def error(self) -> Exception | None:
-        """Return the error that ended a thread, or None."""
-        return next((one.error for one in self._each if one.error is not None), None)
 
     @property
     def is_current_thread(self) -> bool:
@@ -656,8 +645,7 @@ class Heartbeats(Generic[AnyHeartbeat]):
 
     def expect_members(self, members: int) -> None:
         """See `Heartbeat.expect_members`."""
-        for one in self._each:
-            one.expect_members(members)
+        self._each[0].expect_members(members)
 
     def start(self) -> None:
         """Start the threads."""

@@ -172,7 +172,6 @@ class WorkerShares:
         """Return the rest of an epoch."""
         hooks, options = self._hooks, self._hooks.options
         assert options.order is not None
-        self._rank.heartbeat.read_epoch(epoch)
         return EpochPart(
             url=options.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
             order=options.order, epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
