@@ -161,7 +161,7 @@ class SharedReceivers:
         self.assembler = self.assembler_of(manifest.epoch)
         """The batches of the epoch that is read."""
         self._of_partitions = {
-            number: self._receiver(self.assembler, manifest, claim.stream.partitions[number], is_claimed=False)
+            number: self.new(self.assembler, manifest, claim.stream.partitions[number], is_claimed=False)
             for number in partitions
         }
 
@@ -174,17 +174,12 @@ class SharedReceivers:
         """Return the receiver of the epoch's new entries in a partition."""
         return self._of_partitions[partition]
 
-    def of_claims(self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys) -> Receiver:
-        """Return a receiver of entries that were delivered before, less what the group has acknowledged of them."""
-        return self._receiver(assembler, manifest, partition, is_claimed=True)
-
     def assembler_of(self, epoch: int) -> Assembler:
         """Return batches of their own for an epoch."""
         return Assembler(self._claim.stream.require_spec(), self._batch_size, self._pool, epoch)
 
-    def _receiver(
-        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, *, is_claimed: bool
-    ) -> Receiver:
+    def new(self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, *, is_claimed: bool) -> Receiver:
+        """Return a receiver of new entries, or of claimed ones, less what the group has acknowledged of them."""
         spec = self._claim.stream.require_spec()
         where = SharedScope(self._claim, manifest, partition, is_claimed, self._claim.deliveries)
 
@@ -582,7 +577,8 @@ class SharedReader:
 
     def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
         partition = self.claim.stream.partitions[claim.partition]
-        receiver, received = self._receivers.of_claims(assembler, manifest, partition), self._receivers.received
+        receiver = self._receivers.new(assembler, manifest, partition, is_claimed=True)
+        received = self._receivers.received
         while not self.queue.wait_for_space(0, 0.2):
             pass
         if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be delivered twice
