@@ -13,6 +13,7 @@ from typing import Protocol
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, join, to_stderr
@@ -37,7 +38,6 @@ class EpochPart:
     epoch: int
     start: int
     """The position where the rank's first step begins."""
-    batch_size: int
     remainder: str
     prefetch_bytes: int
     lease_s: float
@@ -63,7 +63,7 @@ def read_share(part: EpochPart, share: tuple[int, int]) -> Iterator[Batch]:
 
     Raises WaitTimeout, and the errors of a reader in canonical order.
     """
-    notify: Notify = to_stderr if share[0] == 0 else _silent  # all of them wait for the same
+    notify: Notify = to_stderr if share[0] == 0 else lambda _: None  # all of them wait for the same
     client = connect(part.url, bears_outages=notify)
     try:
         yield from _batches(part, share, client, notify)
@@ -71,13 +71,13 @@ def read_share(part: EpochPart, share: tuple[int, int]) -> Iterator[Batch]:
         client.close()
 
 
-def _batches(part: EpochPart, share: tuple[int, int], client: object, notify: Notify) -> Iterator[Batch]:
+def _batches(part: EpochPart, share: tuple[int, int], client: Client, notify: Notify) -> Iterator[Batch]:
     stream = load_stream(client, part.stream)
     if stream.id != part.stream_id:
         raise StateMismatch("stream_id", stream.id, part.stream_id, "the stream was deleted and made again meanwhile")
     who = Membership(stream, part.group, rank_member(part.order.rank), "", part.order)
     limit = max(1, part.prefetch_bytes // share[1])
-    pool = pool_for(stream.require_spec(), part.batch_size, limit)
+    pool = pool_for(stream.require_spec(), part.order.batch, limit)
     queue = PrefetchQueue(limit, pool.trim)
     reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and sends heartbeats
         RankClaim(client, who, part.lease_s, notify), part.epoch, queue, pool,
@@ -100,10 +100,6 @@ def _taken(queue: PrefetchQueue, reader: OrderedReader, notify: Notify, timeout_
                 return
             wait.because("batch", lambda: reader.why_waiting(wait.seconds))  # noqa: B023  called at once
         yield batch
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 # --- in the process that trains ---------------------------------------------------------------------------------------
@@ -174,7 +170,7 @@ class WorkerShares:
         assert options.order is not None
         return EpochPart(
             url=options.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
-            order=options.order, epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
+            order=options.order, epoch=epoch, start=start, remainder=options.remainder,
             prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, timeout_s=options.timeout_s,
         )  # fmt: skip
 
