@@ -96,7 +96,7 @@ class StepTracker:
     """
 
     def __init__(self, loader: Loader | Mixture) -> None:
-        self._loader, self._hooks = loader, hooks_of(loader)
+        self.loader, self._hooks = loader, hooks_of(loader)
         self._tokens = itertools.count()
         self._outstanding: dict[int, Batch] = {}
         """The pulled and unacknowledged batches by token, in the order of pulling."""
@@ -117,22 +117,17 @@ class StepTracker:
         return tracker
 
     @property
-    def loader(self) -> Loader | Mixture:
-        """Return the loader of these batches."""
-        return self._loader
-
-    @property
     def is_ready(self) -> bool:
         """Return whether the next batch of the epoch being read has arrived."""
         return self._hooks.is_ready
 
     def state_dict(self) -> State:
         """Return the loader's state, which is the position of the step, however far the framework has read ahead."""
-        return self._loader.state_dict()
+        return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """End the pass under way. The next one begins where the state was taken. See `Loader.load_state_dict`."""
-        self._loader.load_state_dict(state)
+        self.loader.load_state_dict(state)
         self.report()
         self._current = None
 
@@ -143,7 +138,7 @@ class StepTracker:
         iteration = self._current
         if iteration is None or iteration.is_over:
             raise PenstockError(UNSEEN)
-        batches = iter(self._loader)
+        batches = iter(self.loader)
         while True:
             with self._pulling:
                 batch = next(batches, None) if self._current is iteration else None

@@ -23,7 +23,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.events import await_event, last_event
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import new_incarnation
-from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
+from penstock_common.stream.groups.roster import Membership, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.rights import LOADER, require_rights
@@ -703,23 +703,14 @@ class LoaderHooks:
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        self.client, self.options = loader._client, loader._options
+        self.client, self.options, self.order = loader._client, loader._options, loader._options.order
         self.acknowledger, self.counter = loader._acknowledger, loader._counter
-
-    @property
-    def policy(self) -> Acknowledge:
-        """See `hooks.Hooks`."""
-        return self.acknowledger.policy
+        self.policy = self.acknowledger.policy
 
     @property
     def adapter(self) -> Adapter | None:
         """See `hooks.Hooks`."""
         return self.acknowledger.adapter
-
-    @property
-    def order(self) -> RankOrder | None:
-        """See `hooks.Hooks`."""
-        return self.options.order
 
     @property
     def rows(self) -> int | None:

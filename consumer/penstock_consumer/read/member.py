@@ -22,7 +22,7 @@ from penstock_common.stream.groups.presence import count_live
 from penstock_common.stream.groups.roster import Membership, known_groups, load_roster, replaced, unknown_group
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
-from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.stream.streams import read_counters
 from penstock_common.waiting import Wait, join
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.options import LoaderOptions
@@ -78,7 +78,7 @@ class Member:
 
     def __init__(self, claim: LeaseClaim | RankClaim, options: LoaderOptions) -> None:
         """Join the group, and keep the member alive from now on. An older member of this process and name ends."""
-        self.claim, self.heartbeat, self._options = claim, claim.heartbeat, options
+        self.claim, self.heartbeat, self.stream, self._options = claim, claim.heartbeat, claim.stream, options
         self._tell_replaced: Callable[[], Callable[[], None] | None] = lambda: None
         self._join()
         self.rank = claim if isinstance(claim, RankClaim) else None
@@ -125,11 +125,6 @@ class Member:
         self.heartbeat.end_with(replaced(self.claim.who))
         if (tell := self._tell_replaced()) is not None:
             tell()
-
-    @property
-    def stream(self) -> Stream:
-        """The stream that is read."""
-        return self.claim.stream
 
     # --- finding epochs ---
 

@@ -45,19 +45,16 @@ class ReaderConnection:
 
     def __init__(self, client: Client, queue: ReaderQueue, notify: Notify, what: str = "") -> None:
         """Begin. Messages name what is read as ``what``, or as the whole stream if it is ''."""
-        self._client, self._queue, self._what = client, queue, what
+        self.client = client
+        """The control connection to the same server."""
+        self._queue, self._what = queue, what
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading", what=what)
-
-    @property
-    def client(self) -> Client:
-        """Return the control connection to the same server."""
-        return self._client
 
     def open(self) -> Channel:
         """Return the connection. Raises ServerUnavailable."""
         if self._channel is None:
-            self._channel = open_channels(self._client)
+            self._channel = open_channels(self.client)
         return self._channel
 
     def reopen(self, error: ServerUnavailable, then: Callable[[], object] = lambda: None) -> None:

@@ -114,25 +114,21 @@ class SampleReader:
         that is released during the read raises EpochNotFound.
         """
         self._client, self._stream, self._clock = client, stream, clock
-        self._manifest: Manifest = load_manifest(
+        self.manifest: Manifest = load_manifest(
             client, stream, newest_epoch(client, stream) if epoch is None else epoch
         )
+        """The epoch's manifest as it was when reading began."""
         self.spec: Spec = _known_spec(stream)
         self.missed = UnreadSamples()
         self._segments = reader_of(stream)
         self._token = secrets.token_hex(8)
-        self._holds, self._held_at = holds and self._manifest.state == PRODUCED, -math.inf
+        self._holds, self._held_at = holds and self.manifest.state == PRODUCED, -math.inf
         self._hold()
-
-    @property
-    def manifest(self) -> Manifest:
-        """Return the epoch's manifest as it was when reading began."""
-        return self._manifest
 
     @property
     def epoch(self) -> int:
         """Return the epoch's number."""
-        return self._manifest.epoch
+        return self.manifest.epoch
 
     # --- what there is ---
 
@@ -183,7 +179,7 @@ class SampleReader:
                 )
             break
         self._require_kept()
-        shards = len(begun_shards(self._client, self._stream, self._manifest))
+        shards = len(begun_shards(self._client, self._stream, self.manifest))
         raise EntryNotFound(
             f"sample {identity} of {self._stream.name!r} is not committed: epoch {self.epoch} has {shards} shards, "
             f"and this one has {self._size_of(shard)} samples so far"
@@ -226,7 +222,7 @@ class SampleReader:
     # --- reading ---
 
     def _records(self) -> Iterator[tuple[PartitionKeys, int, IndexRecord]]:
-        for shard in begun_shards(self._client, self._stream, self._manifest):
+        for shard in begun_shards(self._client, self._stream, self.manifest):
             partition = self._stream.partition_of(shard)
             for record in index_records(self._client, partition, self.epoch, shard):
                 if record.entry_id:
@@ -247,7 +243,7 @@ class SampleReader:
         try:
             whole = whole_fields(fields, self.spec, self._segments)
             header, block = decode(whole, self.spec, takes_refs=self._segments is not None)
-            check_identity(header, self._stream, self._manifest)
+            check_identity(header, self._stream, self.manifest)
             if rows is not None and rows[-1] >= block.count:
                 raise BadEntry(f"the entry has {block.count} samples, its index says more")
         except BadEntry as error:
