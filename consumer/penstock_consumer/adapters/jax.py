@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import SpecMismatch
 from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking, whole
 from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
+from penstock_consumer.read.hooks import AlwaysTrue
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
@@ -125,7 +126,7 @@ def dataset(
     return Dataset(loader, select, nested, sharding, prefetch, remainder, map)
 
 
-class Placing(Passing):
+class Placing(AlwaysTrue, Passing):
     """A source whose batches become arrays on JAX's devices."""
 
     def __init__(
@@ -160,9 +161,6 @@ class Placing(Passing):
     def __len__(self) -> int:
         """Return the batches of an epoch in canonical order. Raises TypeError if it is not known."""
         return len(self._loader)
-
-    def __bool__(self) -> bool:
-        return True
 
     def _refuse_tuples(self, loop: FrameType) -> None:
         """Raise TypeError for ``for x, y in dataset`` if the dataset gives dicts."""

@@ -34,7 +34,7 @@ from penstock_common.hints import (
 from penstock_common.wire.dtypes import BFLOAT16
 from penstock_common.wire.ragged import Ragged
 from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
-from penstock_consumer.read.hooks import hooks_of
+from penstock_consumer.read.hooks import AlwaysTrue, hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
@@ -149,7 +149,7 @@ class ElementCollate:
         return replace(batch, element=self.collate(batch.element))
 
 
-class LoaderDataset(Answering, IterableDataset):
+class LoaderDataset(AlwaysTrue, Answering, IterableDataset):
     """The result of `dataset`."""
 
     __len__ = Lengthless()
@@ -174,9 +174,6 @@ class LoaderDataset(Answering, IterableDataset):
         self._done = 0
         """The batches of its share that a worker process has given."""
         self._is_over = False
-
-    def __bool__(self) -> bool:
-        return True
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise AttributeError, or PenstockError if Accelerate prepares a DataLoader with ``dispatch_batches=False``.
@@ -323,7 +320,7 @@ class SizedTorchDataset(LoaderDataset):
         return len(self.loader)
 
 
-class ReplayDataset(IterableDataset):
+class ReplayDataset(AlwaysTrue, IterableDataset):
     """A replay as an IterableDataset. Each iteration is the whole epoch, and nothing is acknowledged."""
 
     def __init__(self, replay: Passes, select: Select, nested: bool, ragged: RaggedAs) -> None:
@@ -331,9 +328,6 @@ class ReplayDataset(IterableDataset):
         self._element = _element_of(replay, select, nested, ragged)
         self._replay: Passes | None = replay
         self._steps = len(replay)
-
-    def __bool__(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         """Return the batches of an iteration."""
@@ -403,7 +397,7 @@ def acknowledging(batches: Any) -> AcknowledgingIterable:
     return AcknowledgingIterable(batches)
 
 
-class AcknowledgingIterable:
+class AcknowledgingIterable(AlwaysTrue):
     """The result of `acknowledging`. Iterate over it, and save and load its state."""
 
     def __init__(self, batches: Any) -> None:
@@ -424,9 +418,6 @@ class AcknowledgingIterable:
         """A pass that was prepared because a state was asked for before the first batch."""
         self._has_begun = False
         """Whether worker processes were ever told what to read. From then on the DataLoader has a state of its own."""
-
-    def __bool__(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         """Return the length of the dataset or DataLoader."""

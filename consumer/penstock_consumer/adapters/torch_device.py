@@ -13,6 +13,7 @@ import torch
 
 from penstock_common.hints import explained
 from penstock_consumer.adapters.torch import AcknowledgingIterable, Token, acknowledging, is_replayed, mapped
+from penstock_consumer.read.hooks import AlwaysTrue
 from penstock_consumer.replay.passes import held_back
 
 BATCHES_AHEAD = 2
@@ -75,14 +76,11 @@ class _PlainCopier:
         return sent
 
 
-class DeviceBatches:
+class DeviceBatches(AlwaysTrue):
     """Batches that are sent ahead of the step. They are acknowledged once the step is done with them, not when sent."""
 
     def __init__(self, source: AcknowledgingIterable, side: DeviceCopier) -> None:
         self.source, self._side = source, side
-
-    def __bool__(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         return len(self.source)
@@ -118,14 +116,11 @@ class DeviceBatches:
         dataset.finish()
 
 
-class ReplayOnDevice:
+class ReplayOnDevice(AlwaysTrue):
     """Batches of a replay that are sent ahead of the step."""
 
     def __init__(self, batches: Any, side: DeviceCopier) -> None:
         self._batches, self._side = batches, side
-
-    def __bool__(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -11,6 +11,13 @@ from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import StatsCounter
 
 
+class AlwaysTrue:
+    """A base of loaders and of what is made of them. ``if loader:`` asks whether there is one, not for its length."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 class Hooks(Protocol):
     """The inner side of a loader or a mixture. `hooks_of` gives it."""
 

@@ -32,6 +32,7 @@ from penstock_common.tuning import Canonical, Tuning, takes_old_names, tuning_of
 from penstock_common.waiting import OUTAGE_S, Wait
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
+from penstock_consumer.read.hooks import AlwaysTrue
 from penstock_consumer.read.member import Member, join_as
 from penstock_consumer.read.options import STATE_VERSION, State, check_state, loader_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
@@ -86,7 +87,7 @@ class SingleLoop:
         self._asking.release()
 
 
-class Loader(Passing):
+class Loader(AlwaysTrue, Passing):
     """The batches of a stream for one member of a group. ``for batch in loader`` reads the group's next epoch.
 
     Every group gets every sample, and the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
@@ -251,10 +252,6 @@ class Loader(Passing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{an(self)} cannot go to another process: make one there, with the same group")
-
-    def __bool__(self) -> bool:
-        """Return True: ``if loader:`` asks whether there is one, not how many batches it has."""
-        return True
 
     def __repr__(self) -> str:
         ordered = "" if self._options.order is None else f" of {self._options.order.world} in canonical order"

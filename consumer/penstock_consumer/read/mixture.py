@@ -15,7 +15,7 @@ from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledger, Adapter, handed_over
-from penstock_consumer.read.hooks import hooks_of
+from penstock_consumer.read.hooks import AlwaysTrue, hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.options import STATE_VERSION, State, check_state
 from penstock_consumer.read.view import View
@@ -126,7 +126,7 @@ class _Asked(NamedTuple):
     trained: int
 
 
-class Mixture(Passing):
+class Mixture(AlwaysTrue, Passing):
     """The result of `mix`. ``batch.source`` is the name of the loader it came from.
 
     Example:
@@ -213,9 +213,6 @@ class Mixture(Passing):
             if self._ends == "first":
                 return None
         return None
-
-    def __bool__(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         """Return the batches of a pass that reads every loader's epoch.

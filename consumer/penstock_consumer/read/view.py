@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from penstock_common.hints import Passing, an, callable_of, one_argument, whole
-from penstock_consumer.read.hooks import Hooked, Hooks, hooks_of
+from penstock_consumer.read.hooks import AlwaysTrue, Hooked, Hooks, hooks_of
 from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import chosen, nested, shaped
@@ -46,7 +46,7 @@ class ViewSource(Hooked[Hooks], Protocol):
         """Close it."""
 
 
-class View(Passing):
+class View(AlwaysTrue, Passing):
     """The result of `Loader.view`. Each method returns a new view, and iterating over one reads the group's next epoch.
 
     A batch is acknowledged when the loop asks for the element after it; with single samples, after its last one.
@@ -151,9 +151,6 @@ class View(Passing):
         hooks = hooks_of(self._source)
         around = hooks.counter.around
         return hooks.given(items if around in self._steps else around(items))
-
-    def __bool__(self) -> bool:
-        return True
 
     def __len__(self) -> int:
         """Return the elements of a pass if the loader knows its batches. Raises TypeError otherwise."""
