@@ -283,7 +283,7 @@ def killed(loader: Loader) -> None:
     if (member := loader._resources.member) is not None:
         member.claim.flush()
         if member.run is not None:
-            member.run.queue.stop()
+            member.run.queue.inner.stop()
             member.run.thread.join(timeout=10)
         member.heartbeat.stop()
         member.claim.close()

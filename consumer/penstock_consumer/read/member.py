@@ -262,7 +262,7 @@ class Member:
     def stop(self) -> None:
         """End the thread that reads, with everything that it has read ahead."""
         if (run := self.run) is not None:
-            run.queue.stop()
+            run.queue.inner.stop()
             if run.thread.ident is not None:  # else Ctrl-C came before it was started
                 run.thread.join()
             self.run = None
@@ -378,7 +378,7 @@ class Member:
         self.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
         run, self.run = self.run, None
         if run is not None:
-            run.queue.stop()
+            run.queue.inner.stop()
         try:
             claim.client.ping()
         except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it

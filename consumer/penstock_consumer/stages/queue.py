@@ -343,7 +343,7 @@ def stages_of(setting: StageContext, makers: Sequence[StageMaker], remainder: st
 
 
 class StageChain:
-    """The training loop's end of a prefetch queue and its stages. One thread uses it; any thread may call `stop`."""
+    """The training loop's end of a prefetch queue and its stages. One thread uses it; any thread may stop the queue."""
 
     def __init__(
         self, inner: PrefetchQueue, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic
@@ -391,10 +391,6 @@ class StageChain:
     def waiting(self) -> str | None:
         """Return what a stage waits for, if it holds back samples that have arrived."""
         return next((said for stage in self._stages if (said := stage.waiting()) is not None), None)
-
-    def stop(self) -> None:
-        """Tell the reader's thread to end. What the stages hold is returned with all other leases."""
-        self.inner.stop()
 
     def _peek(self) -> None:
         if self._next is None:
