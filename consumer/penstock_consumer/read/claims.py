@@ -105,10 +105,6 @@ class Claim:
         self._returned: set[int] = set()
         """The epochs with returned samples that are not read again yet."""
 
-    def learn(self, manifest: Manifest) -> None:
-        """Learn what is known already of an epoch that is to be read."""
-        self._known[manifest.epoch] = manifest
-
     # --- joining ---
 
     def join(self, start: str | int) -> None:

@@ -717,7 +717,6 @@ class SharedReaders:
         self.epoch = epoch
         self._claim, self._queue, self._pool, self._batch_size, self._views = claim, queue, pool, batch_size, views
         self._manifest, self._readable = load_manifest(claim.client, claim.stream, epoch), threading.Event()
-        claim.learn(self._manifest)
         self._dead_letters: list[DeadLetters] = []
         self._readers: list[SharedReader] = []
         self._threads = deque[threading.Thread]()
