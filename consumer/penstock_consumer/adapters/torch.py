@@ -295,7 +295,7 @@ class LoaderDataset(AlwaysTrue, Answering, IterableDataset):
         for batch in read_share(self._part.after(self._done * workers), (number, workers)):
             element = self._element(batch)
             self._done += 1
-            yield WorkerBatch(element, batch.epoch, batch.position, batch.size, nbytes_of(element))
+            yield WorkerBatch(element, batch.epoch, batch.position, batch.size, batch.nbytes)
         self._is_over = True
 
     def _share_state(self) -> State:
@@ -675,15 +675,3 @@ def mapped(element: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(element, list | tuple):
         return type(element)(mapped(value, change) for value in element)
     return element
-
-
-def nbytes_of(element: Any) -> int:
-    """Return the bytes of all tensors of an element."""
-    sizes: list[int] = []
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(tensor.nbytes)
-        return tensor
-
-    mapped(element, count)
-    return sum(sizes)
