@@ -38,7 +38,7 @@ from penstock_consumer.read.hooks import AlwaysTrue, hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.read.worker_shares import EpochPart, WorkerShares, read_share
+from penstock_consumer.read.worker_shares import EpochPart, RemoteBatch, WorkerShares, read_share
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import Select, chosen, shaped
@@ -123,15 +123,8 @@ def dataset(
     return (LoaderDataset if hooks_of(loader).order is None else SizedTorchDataset)(loader, select, nested, ragged)
 
 
-@dataclass(slots=True)
-class WorkerBatch:
+class WorkerBatch(RemoteBatch):
     """A batch on its way out of a worker process."""
-
-    element: Any
-    epoch: int
-    position: int
-    size: int
-    nbytes: int
 
     def pin_memory(self) -> WorkerBatch:
         """Return the batch in pinned memory, for ``DataLoader(pin_memory=True)``."""

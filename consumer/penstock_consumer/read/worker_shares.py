@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.client import connect
@@ -105,9 +105,12 @@ def _taken(queue: PrefetchQueue, reader: OrderedReader, notify: Notify, timeout_
 # --- in the process that trains ---------------------------------------------------------------------------------------
 
 
-class RemoteBatch(Protocol):
-    """A batch that another process has read, as far as this process knows it."""
+@dataclass(slots=True)
+class RemoteBatch:
+    """A batch that another process has read."""
 
+    element: Any
+    """The batch as the framework has it."""
     epoch: int
     position: int
     size: int
