@@ -198,10 +198,8 @@ class Placing(AlwaysTrue, Passing):
             }
         for name, array in arrays.items():
             _check_cut(name, shardings[name], array.shape)
-        if len({id(sharding) for sharding in shardings.values()}) == 1:
-            placed: dict[str, jax.Array] = jax.device_put(arrays, next(iter(shardings.values())))
-            return placed
-        return {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
+        placed: dict[str, jax.Array] = jax.device_put(arrays, shardings)
+        return placed
 
     def _checked_cuts(self) -> bool:
         """Return whether a sharding cuts batches. Raises ValueError if one is known to cut them unequally."""
