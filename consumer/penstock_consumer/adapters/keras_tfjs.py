@@ -236,7 +236,10 @@ class _Conversion:
     def refuse(self, layer: str, problem: str) -> None:
         self.problems.append(f"{layer}: {problem}")
 
-    def add_weight(self, name: str, value: Any) -> None:
+    def add_weight(self, name: str, weight: Any) -> None:
+        value = _array(weight)
+        if not np.isfinite(value).all():
+            self.refuse(name, "has values that are not finite")
         if name in self.weights:
             self.refuse(name.rsplit("/", 1)[0], "two layers have this name; give one of them another name")
         self.weights[name] = np.ascontiguousarray(value, "<f4")
@@ -421,7 +424,7 @@ def _layer(spec: dict[str, Any], layer: Any, conversion: _Conversion) -> list[di
     else:
         _check_layer(layer, written, conversion)
         for weight in layer.weights:
-            _add_weight(f"{layer.name}/{_weight_name(layer, weight)}", weight, conversion)
+            conversion.add_weight(f"{layer.name}/{_weight_name(layer, weight)}", weight)
     return [{"class_name": kind, "config": written}]
 
 
@@ -506,13 +509,6 @@ def _weight_name(layer: Any, weight: Any) -> str:
     return str(weight.name)
 
 
-def _add_weight(name: str, weight: Any, conversion: _Conversion) -> None:
-    value = _array(weight)
-    if not np.isfinite(value).all():
-        conversion.refuse(name, "has values that are not finite")
-    conversion.add_weight(name, value)
-
-
 def _array(variable: Any) -> np.ndarray[Any, Any]:
     value = variable.numpy() if hasattr(variable, "numpy") else variable
     return np.asarray(value, np.float32)
@@ -589,7 +585,7 @@ def _wrapped(layer: Any, written: dict[str, Any], conversion: _Conversion) -> No
     written["layer"] = {"class_name": type(inner).__name__, "config": options}
     for part, scope in parts:
         for weight in part.weights:
-            _add_weight(f"{scope}/{_weight_name(part, weight)}", weight, conversion)
+            conversion.add_weight(f"{scope}/{_weight_name(part, weight)}", weight)
 
 
 def _check_directions(layer: Any, conversion: _Conversion) -> None:
