@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 from penstock_common.errors import GroupFinished, PenstockError
 from penstock_common.hints import Passing, an, callable_of, explained
@@ -36,16 +36,13 @@ from penstock_consumer.read.hooks import AlwaysTrue
 from penstock_consumer.read.member import Member, join_as
 from penstock_consumer.read.options import STATE_VERSION, State, check_state, loader_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
+from penstock_consumer.read.view import View
 from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter, Keep
 from penstock_consumer.stages.queue import POLL_S
 from penstock_consumer.stages.shuffle import ShuffleWindow
 from penstock_consumer.stages.stats import Stats, StatsCounter
-
-if TYPE_CHECKING:
-    from penstock_consumer.read.view import View
-
 
 Notice = Literal["no batch", "finished"]
 
@@ -356,8 +353,6 @@ class Loader(AlwaysTrue, Passing):
 
     def view(self) -> View:
         """Return the batches for a plain loop, to be mapped, selected or collated; see `view.View`."""
-        from penstock_consumer.read.view import View
-
         return View(self)
 
     def _before_first_batch(self, verb: str) -> Self:
