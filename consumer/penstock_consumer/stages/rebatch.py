@@ -67,8 +67,6 @@ class Rebatch(Stage):
         ).filled_up()
 
     def _joined(self, parts: list[Batch]) -> Batch:
-        if len(parts) == 1:
-            return parts[0]
         values = {name: joined([part[name] for part in parts], self._setting.pool) for name in parts[0]}
         return Batch(values, parts[0].epoch, [span for part in parts for span in part.spans])
 
