@@ -145,7 +145,6 @@ class ControlClient(redis.Redis):
         self.patience = RetryPolicy()
         self.memory_bytes = 0
         """The memory of each server, as the address names it, or 0. It counts where the server names no maxmemory."""
-        self._where: str | None = None
         self._service: Any = self.connection_pool.connection_kwargs.get("service")
         """The `sentinel.SentinelService` whose primary answers, or None for a server of a fixed address."""
         self._slots: SlotMap | None = None
@@ -165,9 +164,7 @@ class ControlClient(redis.Redis):
     @property
     def where(self) -> str:
         """The server's address without its password."""
-        if self._where is None:
-            self._where = address(self)
-        return self._where
+        return address(self)
 
     @property
     def server(self) -> str:
@@ -198,7 +195,6 @@ class ControlClient(redis.Redis):
     def lead_to(self, where: Address) -> None:
         """Connect to this node from now on, with the same login."""
         self.connection_pool.connection_kwargs |= {"host": where[0], "port": where[1]}
-        self._where = None
 
     def limit_memory(self, nbytes: int) -> None:
         """Note that each server has this much memory."""
