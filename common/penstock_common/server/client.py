@@ -37,7 +37,7 @@ from penstock_common.server.error_translation import (
 from penstock_common.server.hosts import is_host
 from penstock_common.server.pool import ClientPool
 from penstock_common.server.primary_watcher import Address
-from penstock_common.server.slots import SLOTS, Key, key_of, slot_of
+from penstock_common.server.slots import SLOTS, Key, key_of
 from penstock_common.server.topology import MapWatcher, SlotMap
 from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
@@ -429,12 +429,9 @@ class ControlClient(redis.Redis):
         """See redis.Redis. The keys may be on several servers."""
         if self._slots is None:
             return super().unlink(*names)
-        by_slot: dict[int, list[Any]] = {}
-        for name in names:
-            by_slot.setdefault(slot_of(name), []).append(name)
         with self.pipeline(transaction=False) as pipe:
-            for together in by_slot.values():
-                pipe.unlink(*together)
+            for name in names:
+                pipe.unlink(name)
             return sum(pipe.execute())
 
     def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
