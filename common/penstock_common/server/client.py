@@ -226,7 +226,7 @@ class ControlClient(redis.Redis):
         """
         if self._slots is None:
             return self
-        return self._node(self._slots.master_of(key) if key is not None else self._any_master())
+        return self._node(self._slots.first_master() if key is None else self._slots.master_of(key))
 
     @property
     def moves(self) -> int:
@@ -325,10 +325,6 @@ class ControlClient(redis.Redis):
             self.connection_pool.shut()
         for channel in list(self._channels):
             channel.close()
-
-    def _any_master(self) -> Address:
-        assert self._slots is not None
-        return self._slots.first_master()
 
     def _node(self, where: Address) -> Self:
         if where not in self._nodes:

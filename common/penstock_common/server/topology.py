@@ -38,11 +38,6 @@ class SlotMap:
         """The node that answered last. It is asked first, because each node that is silent costs `ASK_S`."""
 
     @property
-    def seeds(self) -> list[Address]:
-        """Return the nodes that the user named."""
-        return self._seeds
-
-    @property
     def nodes(self) -> list[Address]:
         """Return every node, masters and replicas."""
         return self._nodes
@@ -133,9 +128,7 @@ class SlotMap:
 class MapWatcher(Watcher):
     """A watcher of a cluster's map. It says which node holds no slot any more."""
 
-    def __init__(
-        self, slots: SlotMap, demoted: Callable[[Address], None], is_any_silent: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, slots: SlotMap, demoted: Callable[[Address], None], is_any_silent: Callable[[], bool]) -> None:
         """Begin.
 
         Args:
