@@ -200,9 +200,9 @@ class ControlClient(redis.Redis):
         """Note that each server has this much memory."""
         self.memory_bytes = nbytes
 
-    def join(self, patience: RetryPolicy, slots: SlotMap | None, nodes: dict[Address, Self]) -> None:
-        """Use the retry policy, the map and the connections of another client from now on."""
-        self.patience, self._slots, self._nodes = patience, slots, nodes
+    def join(self, slots: SlotMap | None, nodes: dict[Address, Self]) -> None:
+        """Use the map and the connections of another client from now on."""
+        self._slots, self._nodes = slots, nodes
 
     def note_node(self, is_node: bool) -> None:
         """Note whether this is the client of one node of a cluster."""
@@ -332,22 +332,23 @@ class ControlClient(redis.Redis):
                 zip(("host", "port"), where, strict=True)
             )
             pool = ClientPool(connection_class=self.connection_pool.connection_class, **settings)
-            node = type(self)(connection_pool=pool)
-            node.patience.tell(self.patience.notify)
-            node.limit_memory(self.memory_bytes)
-            node.note_node(True)
-            self._nodes.setdefault(where, node)
+            self._nodes.setdefault(where, self._alike(pool, is_node=True))
         return self._nodes[where]
+
+    def _alike(self, pool: redis.ConnectionPool, *, is_node: bool) -> Self:
+        """Return a client like this one, with these connections, that wants to see every failure."""
+        client = type(self)(connection_pool=pool)
+        client.patience.tell(self.patience.notify)
+        client.limit_memory(self.memory_bytes)
+        client.note_node(is_node)
+        return client
 
     # --- times ---
 
     def impatient(self) -> Self:
         """Return a client with the same connections for a thread that wants to see every failure."""
-        client = type(self)(connection_pool=self.connection_pool)
-        client.patience.tell(self.patience.notify)
-        client.join(client.patience, self._slots, self._nodes)
-        client.limit_memory(self.memory_bytes)
-        client.note_node(self._is_node)
+        client = self._alike(self.connection_pool, is_node=self._is_node)
+        client.join(self._slots, self._nodes)
         return client
 
     def limit_patience(self, patience_s: float, reply_s: float) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Self
 
+import redis
+
 from penstock_common.errors import PenstockError
 from penstock_common.server import connection
 from penstock_common.server.client import ControlClient
 from penstock_common.server.error_translation import is_denied
-from penstock_common.server.primary_watcher import Address
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.rights import Role, lacking, role_of_refusal
 
@@ -34,16 +35,10 @@ class StreamClient(ControlClient):
             return lacking(self, role.commands, role.stream)
         return damage_of(self, error, parts)
 
-    def impatient(self) -> Self:
-        """See ControlClient."""
-        client = super().impatient()
+    def _alike(self, pool: redis.ConnectionPool, *, is_node: bool) -> Self:
+        client = super()._alike(pool, is_node=is_node)
         client.take_role(self.own_role)
         return client
-
-    def _node(self, where: Address) -> Self:
-        node = super()._node(where)
-        node.take_role(self.own_role)
-        return node
 
 
 connect = partial(connection.connect, client_class=StreamClient)
