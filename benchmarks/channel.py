@@ -24,7 +24,7 @@ from benchmarks.spread import spread, table
 from penstock import EmbeddedServer
 from penstock_common.server.channel import Channel, Command, Skip
 from penstock_common.server.connection import _dedicated, open_channel
-from penstock_common.stream.client import connect
+from penstock_common.stream.client import StreamClient, connect
 from tests.contracts.plain_channel import open_plain_channel
 
 READ_BYTES = 512_000
@@ -76,7 +76,7 @@ def python_packer(client: redis.Redis) -> Channel:
     return open_plain_channel(client, connection)
 
 
-WAYS: dict[str, Callable[[redis.Redis], Channel]] = {
+WAYS: dict[str, Callable[[StreamClient], Channel]] = {
     "penstock": open_channel,
     "redis-py + hiredis": open_plain_channel,
     "redis-py + hiredis, python packer": python_packer,

@@ -10,7 +10,7 @@ import redis
 
 from penstock_common.errors import BadEntry
 from penstock_common.server.connection import open_channel
-from penstock_common.stream.commands import ms_of
+from penstock_common.stream.commands import Client, ms_of
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.claims import LeaseClaim
@@ -57,7 +57,7 @@ def test_an_entry_that_is_in_the_wrong_place_is_refused(any_url: str, any_client
 
 
 def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(
-    any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries that are written later were never delivered before, and their ledger is not asked."""
     calls: list[str] = []

@@ -22,7 +22,6 @@ from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsui
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, RoutedChannel
 from penstock_common.server.client import ControlClient, connections_of
 from penstock_common.server.error_translation import (
-    address,
     broke_off,
     is_disk_refusal,
     may_pass,
@@ -34,7 +33,6 @@ from penstock_common.server.primary_watcher import ASK_S, Address
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
 from penstock_common.server.topology import SlotMap
-from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -113,26 +111,23 @@ def connect(
     return client
 
 
-def open_channel(client: redis.Redis, key: Key = None) -> Channel:
+def open_channel(client: ControlClient, key: Key = None) -> Channel:
     """Return a separate connection for data, made with the client's address, TLS and login.
 
     Args:
         client: The control connection.
         key: A key on the server to which the channel leads. None is for a client of one server.
     """
-    if isinstance(client, ControlClient) and client.is_spread and key is not None:
+    if client.is_spread and key is not None:
         asking = client.impatient()
         asking.execute_command("EXISTS", key)  # follows the key to another server
         client = asking.node_of(key)
-    where = address(client)
-    notify = client.patience.notify if isinstance(client, ControlClient) else to_stderr
     with translated(client):
         connection = _dedicated(client)
         try:
-            PendingRequest(where, notify).of(connection.connect)
-            channel = Channel(connection, where, notify)
-            if isinstance(client, ControlClient):
-                client.own(channel)
+            client.request().of(connection.connect)
+            channel = Channel(connection, client.where, client.patience.notify)
+            client.own(channel)
             return channel
         except BaseException:
             connection.disconnect()

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
-import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis._parsers import _RESP2Parser
@@ -16,6 +15,7 @@ from redis.connection import PythonRespSerializer
 from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
 
 from penstock_common.server.channel import SKIP, Channel, Command, PlainSocket, Reply, ReplyError, Skip
+from penstock_common.server.client import ControlClient
 from penstock_common.server.connection import open_channel
 from penstock_common.server.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, RespReader, pack
 from penstock_common.stream.client import connect
@@ -26,9 +26,9 @@ from tests.contracts.sink import RecordingSink
 
 
 @pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
+def client(server: EmbeddedServer) -> Iterator[ControlClient]:
     """A client with redis-py's own defaults (RESP3 in some versions), because channels must not depend on them."""
-    with redis.Redis.from_url(server.url) as connected:
+    with ControlClient.from_url(server.url) as connected:
         yield connected
 
 
@@ -36,7 +36,7 @@ class TestChannel(ChannelContract):
     """Over TCP."""
 
     @pytest.fixture
-    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+    def channel(self, client: ControlClient) -> Iterator[Channel]:
         """An open channel of the kind under test."""
         channel = open_channel(client)
         yield channel
@@ -47,7 +47,7 @@ class TestPlainChannel(ChannelContract):
     """The oracle. A contract that redis-py cannot keep would not be fair."""
 
     @pytest.fixture
-    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+    def channel(self, client: ControlClient) -> Iterator[Channel]:
         """An open channel of the kind under test."""
         channel = open_plain_channel(client)
         yield channel
@@ -55,7 +55,7 @@ class TestPlainChannel(ChannelContract):
 
 
 @pytest.fixture(scope="module")
-def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
+def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlClient]:
     """Return a client of a separate server, which listens on a unix socket, too."""
     path = tmp_path_factory.mktemp("unix") / "s"
     with (
@@ -69,12 +69,12 @@ class TestChannelOverUnixSocket(ChannelContract):
     """A Unix socket takes the same socket calls in another address family."""
 
     @pytest.fixture
-    def client(self, unix_client: redis.Redis) -> redis.Redis:
+    def client(self, unix_client: ControlClient) -> ControlClient:
         """Return the contract's client."""
         return unix_client
 
     @pytest.fixture
-    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+    def channel(self, client: ControlClient) -> Iterator[Channel]:
         """An open channel of the kind under test."""
         channel = open_channel(client)
         yield channel

@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
-import redis
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server import connection
 from penstock_common.server.channel import Channel
+from penstock_common.server.client import ControlClient
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
@@ -124,7 +124,7 @@ def tls_port(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -> 
 
 
 @pytest.fixture(scope="module")
-def client(tls_port: int, certificate: tuple[Path, Path]) -> Iterator[redis.Redis]:
+def client(tls_port: int, certificate: tuple[Path, Path]) -> Iterator[ControlClient]:
     """A client that trusts the certificate."""
     with connect(f"rediss://localhost:{tls_port}?ssl_ca_certs={certificate[0]}") as connected:
         yield connected
@@ -134,7 +134,7 @@ class TestChannelOverTls(ChannelContract):
     """Without sendmsg and recvmsg_into, the socket keeps the same promises."""
 
     @pytest.fixture
-    def channel(self, client: redis.Redis) -> Iterator[Channel]:
+    def channel(self, client: ControlClient) -> Iterator[Channel]:
         """An open channel of the kind under test."""
         with closing(open_channel(client)) as channel:
             yield channel
