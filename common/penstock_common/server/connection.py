@@ -9,7 +9,6 @@ import os
 import re
 import ssl
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -348,7 +347,6 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
             "client_name": client_name,
             "retry": Retry(NoBackoff(), 0),
             **_without_maintenance(),
-            **_driver(),
             **_parser(),
         }
         client: Any
@@ -461,16 +459,3 @@ def _parser() -> dict[str, Any]:
     """Return the option by which redis-py tells redirections from other refusals, in versions that need it."""
     parser = getattr(redis.cluster, "ClusterParser", None)
     return {} if parser is None else {"parser_class": parser}
-
-
-@cache
-def _driver() -> dict[str, Any]:
-    """Return the options by which connections identify themselves.
-
-    They are found once, because that reads the disk (2 ms).
-    """
-    try:
-        from redis.driver_info import DriverInfo
-    except ImportError:
-        return {}
-    return {"driver_info": DriverInfo()}
