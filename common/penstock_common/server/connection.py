@@ -9,6 +9,7 @@ import os
 import re
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -27,8 +28,8 @@ from penstock_common.server.error_translation import (
     redacted,
     translated,
 )
-from penstock_common.server.pool import ClientPool
-from penstock_common.server.primary_watcher import ASK_S, Address
+from penstock_common.server.pool import ClientPool, ask_once
+from penstock_common.server.primary_watcher import QUICK, Address
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
 from penstock_common.server.topology import SlotMap
@@ -175,9 +176,8 @@ def _greet_any(client: ControlClient, seeds: Sequence[Address]) -> str:
 
     Try each host for `ASK_S`. If none answers, try each again with the usual timeouts.
     """
-    quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
     tries: list[tuple[Address, dict[str, float]]] = [
-        *((seed, quick) for seed in seeds),
+        *((seed, QUICK) for seed in seeds),
         *((seed, {}) for seed in seeds),
     ]
     for number, (seed, times) in enumerate(tries, 1):
@@ -210,7 +210,10 @@ def _greet_one(client: ControlClient, **times: float) -> str:
         probe.send_command("PING")
         probe.send_command("HELLO")
         _read_pong(probe)
-        return _mode(probe)
+        try:
+            return _mode_in(probe.read_response())
+        except (foreign.ResponseError, foreign.AuthenticationError):
+            return ""  # it does not answer HELLO
 
     try:
         mode = client.request().of(greet)
@@ -233,12 +236,8 @@ def _read_pong(connection: Any) -> None:
             raise
 
 
-def _mode(connection: Any) -> str:
-    """Return the mode that an answer to HELLO names, or '' if the server does not answer HELLO."""
-    try:
-        answer = connection.read_response()
-    except (foreign.ResponseError, foreign.AuthenticationError):
-        return ""
+def _mode_in(answer: Any) -> str:
+    """Return the mode that an answer to HELLO names, or ''."""
     facts = dict(zip(answer[::2], answer[1::2], strict=False)) if isinstance(answer, list) else {}
     return bytes(facts.get(b"mode", b"")).decode(errors="replace")
 
@@ -251,16 +250,9 @@ def _mode_behind_refusal(client: ControlClient) -> str:
     no_database: dict[str, object] = {"db": 0, "client_name": None}
     no_login: dict[str, object] = {"username": None, "password": None, "credential_provider": None}
     for others in (no_database, no_database | no_login):
-        probe = _dedicated(client, **others)
-        try:
-            probe.connect()
-            probe.send_command("HELLO")
-            if mode := _mode(probe):
+        with suppress(foreign.RedisError, OSError):
+            if mode := _mode_in(ask_once(_dedicated(client, **others), "HELLO")):
                 return mode
-        except (foreign.RedisError, OSError):
-            continue
-        finally:
-            probe.disconnect()
     return ""
 
 
@@ -412,17 +404,12 @@ def _check_path(url: str) -> None:
 def lets_in_all(client: ControlClient) -> bool | None:
     """Return whether the server answers a connection without a login. None means that it cannot be reached anew."""
     login = dict.fromkeys(("username", "password", "credential_provider", "client_name"))
-    probe = _dedicated(client, **login, db=0)
     try:
-        probe.connect()
-        probe.send_command("PING")
-        _read_pong(probe)
-    except (redis.AuthenticationError, redis.ResponseError):
-        return False
+        ask_once(_dedicated(client, **login, db=0), "PING")
+    except (redis.AuthenticationError, redis.ResponseError) as error:
+        return is_disk_refusal(error)  # it lets in, and cannot write its disk
     except (redis.RedisError, OSError):
         return None
-    finally:
-        probe.disconnect()
     return True
 
 

@@ -265,7 +265,7 @@ def _hindered(error: foreign.ResponseError, text: str, server: str) -> ServerUna
     return None
 
 
-def is_disk_refusal(error: foreign.ResponseError) -> bool:
+def is_disk_refusal(error: foreign.RedisError) -> bool:
     """Return True if the server refused because its last write to disk failed.
 
     Redis refuses commands that write, and PING, so that whoever watches it notices. It answers all others.

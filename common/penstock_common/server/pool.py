@@ -16,6 +16,16 @@ CHECKS_NAME: Final = "ssl_check_hostname"
 """The option of an address that says whether a certificate has to name the host."""
 
 
+def ask_once(connection: Any, *command: str) -> Any:
+    """Connect, return the answer to one command, and close the connection."""
+    try:
+        connection.connect()
+        connection.send_command(*command)
+        return connection.read_response()
+    finally:
+        connection.disconnect()
+
+
 class ClientPool(redis.ConnectionPool):
     """The connections of a client to one server. Any thread may end them while others use them."""
 

@@ -14,6 +14,8 @@ Address: TypeAlias = tuple[str, int]
 
 ASK_S: Final = 1.0
 """The silence of one Sentinel, or of one node of a cluster, after which the next one is asked."""
+QUICK: Final = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
+"""The options of a connection that opens quickly or not at all."""
 LOOK_S: Final = 2.0
 """The time between two looks. A server that is silent, not dead, shows in no other way that it is replaced."""
 SOON_S: Final = 0.5

@@ -19,8 +19,8 @@ import redis
 from redis import exceptions as foreign
 
 from penstock_common.server.hosts import named_address
-from penstock_common.server.pool import ClientPool
-from penstock_common.server.primary_watcher import ASK_S, Address, Watcher
+from penstock_common.server.pool import ClientPool, ask_once
+from penstock_common.server.primary_watcher import ASK_S, QUICK, Address, Watcher
 from penstock_common.stall_detector import STALL_DETECTOR
 
 DEFAULT_PORT: Final = 26379
@@ -100,15 +100,10 @@ class SentinelService:
             host=where[0], port=where[1], protocol=2, socket_timeout=within_s, socket_connect_timeout=within_s,
             **dict(self.own_login), **dict(self.tls),
         )  # fmt: skip
-        try:
-            connection.connect()
-            connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
-            answer = connection.read_response()
-            if answer is not None and not (isinstance(answer, list) and len(answer) == 2):
-                raise foreign.InvalidResponse(f"it answered {answer!r:.80}, expected a host and a port")
-            return answer
-        finally:
-            connection.disconnect()
+        answer = ask_once(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
+        if answer is not None and not (isinstance(answer, list) and len(answer) == 2):
+            raise foreign.InvalidResponse(f"it answered {answer!r:.80}, expected a host and a port")
+        return answer
 
 
 def parse_sentinel_url(url: str) -> SentinelService:
@@ -181,8 +176,7 @@ class _AsksForPrimary:
 
     def probe(self) -> Any:
         """Return another connection of the kind, not connected. It opens quickly or not at all."""
-        quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
-        return type(self)(service=self._service, **self._options | quick)
+        return type(self)(service=self._service, **self._options | QUICK)
 
 
 class SentinelConnection(_AsksForPrimary, redis.Connection):

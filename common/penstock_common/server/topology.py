@@ -10,7 +10,8 @@ from typing import Any
 from redis import exceptions as foreign
 
 from penstock_common.server.hosts import named_address
-from penstock_common.server.primary_watcher import ASK_S, Address, Watcher
+from penstock_common.server.pool import ask_once
+from penstock_common.server.primary_watcher import QUICK, Address, Watcher
 from penstock_common.server.slots import SLOTS, slot_of
 
 
@@ -91,15 +92,9 @@ class SlotMap:
             raise foreign.ConnectionError(f"no node of the cluster answers, {', '.join(found)}")
 
     def _ask(self, address: Address) -> list[Any]:
-        quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
-        connection = self._connection_class(host=address[0], port=address[1], **self._settings | quick)
-        try:
-            connection.connect()
-            connection.send_command("CLUSTER", "SLOTS")
-            answer: list[Any] = connection.read_response()
-            return answer
-        finally:
-            connection.disconnect()
+        connection = self._connection_class(host=address[0], port=address[1], **self._settings | QUICK)
+        answer: list[Any] = ask_once(connection, "CLUSTER", "SLOTS")
+        return answer
 
     def _take(self, answer: list[Any], asked: Address) -> None:
         """Take an answer: ranges of slots, each with its master and its replicas."""
