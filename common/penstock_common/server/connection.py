@@ -64,7 +64,6 @@ def connect(
     client_class: type[AnyClient],
     *,
     timeout_s: float = REPLY_TIMEOUT_S,
-    client_name: str | None = None,
     bears_outages: Notify | None = None,
     patience_s: float | None = None,
     notify: Notify = to_stderr,
@@ -75,7 +74,6 @@ def connect(
         url: The server's address, with user and password if it asks for them.
         client_class: ControlClient, or one that explains refusals.
         timeout_s: The longest silence after a command.
-        client_name: The name that the server's CLIENT LIST shows.
         bears_outages: Called with a line for each outage. With it, commands that a lost server did not answer are
             repeated (see ``client``). Without it, every failure is raised.
         patience_s: The longest outage that is waited for; None is `OUTAGE_S`.
@@ -88,7 +86,7 @@ def connect(
             server that loads its data is asked until it has loaded. A server that closes the connection is asked for
             `GREETING_S`.
     """
-    client, seeds = _client_of_first(url, client_class, timeout_s, client_name)
+    client, seeds = _client_of_first(url, client_class, timeout_s)
     _require_usable_files(client)
     client.patience.tell(bears_outages or notify)
     patience_s = OUTAGE_S if patience_s is None else patience_s
@@ -301,19 +299,17 @@ def _require_usable_files(client: ControlClient) -> None:
         ) from None
 
 
-def _client_of_first(
-    url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None
-) -> tuple[AnyClient, list[Address]]:
+def _client_of_first(url: str, client_class: type[AnyClient], timeout_s: float) -> tuple[AnyClient, list[Address]]:
     """Return a client of the first host of a URL, and all hosts if it names several."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
     found = _HOSTS.fullmatch(_with_usual_scheme(url))
     if found is None:
-        return _client(url, client_class, timeout_s, client_name), []
+        return _client(url, client_class, timeout_s), []
     seeds: list[Address] = []
     clients = []
     for host in found["hosts"].split(","):
-        one = _client(f"{found['before']}{host}{found['after'] or ''}", client_class, timeout_s, client_name)
+        one = _client(f"{found['before']}{host}{found['after'] or ''}", client_class, timeout_s)
         clients.append(one)
         settings = one.connection_pool.connection_kwargs
         seeds.append((settings.get("host", "localhost"), int(settings.get("port", 6379))))
@@ -325,7 +321,7 @@ def _with_usual_scheme(url: str) -> str:
     return f"{_OTHER_SCHEMES.get(scheme, scheme)}{mark}{rest}"
 
 
-def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
+def _client(url: str, client_class: type[AnyClient], timeout_s: float) -> AnyClient:
     """Return a client that is not connected. A wrong URL shows here, not at the first command."""
     url = _with_usual_scheme(url)
     try:
@@ -336,7 +332,6 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
             "socket_timeout": timeout_s,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "protocol": 2,
-            "client_name": client_name,
             "retry": Retry(NoBackoff(), 0),
             **_without_maintenance(),
             **_parser(),
@@ -388,7 +383,7 @@ def _split_memory(url: str) -> tuple[str, int]:
 
 def check_url(url: str) -> None:
     """Raise ServerUnavailable for a text that is not a Redis URL. It makes no connection."""
-    _client_of_first(url, ControlClient, CONNECT_TIMEOUT_S, None)[0].close()
+    _client_of_first(url, ControlClient, CONNECT_TIMEOUT_S)[0].close()
 
 
 def _check_path(url: str) -> None:

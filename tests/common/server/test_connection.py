@@ -149,7 +149,7 @@ class TestConnect:
         for login in ("", ":wrong@", "nobody:wrong@"):
             with pytest.raises(Unauthorized, match="redis://user:password@host"):
                 connect(f"redis://{login}127.0.0.1:{server.port}")
-        with connect(f"redis://:right@127.0.0.1:{server.port}/3", client_name="me") as client:
+        with connect(f"redis://:right@127.0.0.1:{server.port}/3?client_name=me") as client:
             assert address(client) == f"redis://127.0.0.1:{server.port}/3"
             channel = open_channel(client)
             channel.send([[b"CLIENT", b"LIST"], [b"SET", b"k", b"v"]])
