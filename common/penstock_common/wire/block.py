@@ -117,16 +117,9 @@ def starts_in(spec: Iterable[TensorSpec], count: int) -> list[int]:
 
 def columns_in(spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Return columns of fixed-size tensors ``[count, *shape]`` over aligned memory, one after the other."""
-    return columns_at(starts_in(spec, count), spec, count, memory)
-
-
-def columns_at(
-    starts: list[int], spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]
-) -> list[NDArray[Any]]:
-    """Return columns that begin at these places in the memory: see `columns_in`."""
     return [
         np.ndarray((count, *[dim or 0 for dim in tensor.shape]), numpy_dtype(tensor.dtype), memory, start)
-        for tensor, start in zip(spec, starts, strict=False)
+        for tensor, start in zip(spec, starts_in(spec, count), strict=False)
     ]
 
 
@@ -196,8 +189,6 @@ class BlockBuilder:
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
         self._place = None if self._ragged else place
-        self._own_starts = starts_in(self._fixed_spec, self.capacity)
-        """The start of each column in the builder's own memory."""
         self._memory: NDArray[np.uint8] | None
         """The memory of the current block; None before its first sample."""
         self._planned = self.capacity
@@ -225,24 +216,25 @@ class BlockBuilder:
             memory = None if self._place is None else self._place(self._planned)
             self._is_placed = memory is not None
             if memory is not None:
-                self._gather_in(memory, starts_in(self._fixed_spec, self._planned), place_in_map(memory))
+                self._gather_in(memory, place_in_map(memory))
             else:
-                self._planned, own = self.capacity, BLOCKS.take(max(1, self._own_starts[-1]))
-                self._gather_in(np.frombuffer(own, dtype=np.uint8), self._own_starts, (own, 0))
+                self._planned = self.capacity
+                own = BLOCKS.take(max(1, starts_in(self._fixed_spec, self._planned)[-1]))
+                self._gather_in(np.frombuffer(own, dtype=np.uint8), (own, 0))
         self._stop = min(self._planned, self.left)
 
-    def _gather_in(self, memory: NDArray[np.uint8], starts: list[int], place: tuple[mmap, int] | None) -> None:
+    def _gather_in(self, memory: NDArray[np.uint8], place: tuple[mmap, int] | None) -> None:
         """Plan how each tensor of a sample is copied into this memory.
 
         Args:
             memory: The memory of the block's columns.
-            starts: The start of each column in it.
             place: The map that holds the memory, and where it begins there. None if no map does.
         """
         # on assignment, numpy would broadcast, convert and wrap around. So add() copies directly only arrays of the
         # exact dtype and shape and, for a 0-d tensor, Python numbers within its bounds
-        columns = columns_at(starts, self._fixed_spec, self._planned, memory)
+        columns = columns_in(self._fixed_spec, self._planned, memory)
         self._fixed = list(zip(self._fixed_spec, columns, strict=True))
+        starts = starts_in(self._fixed_spec, self._planned)
         for (tensor, column), start in zip(self._fixed, starts, strict=False):
             like = column.dtype, column.shape[1:]
             if not tensor.shape:
@@ -494,8 +486,8 @@ class RowBuilder(BlockBuilder):
         """
         self._map: Any = None
 
-    def _gather_in(self, memory: NDArray[np.uint8], starts: list[int], place: tuple[mmap, int] | None) -> None:
-        super()._gather_in(memory, starts, place)
+    def _gather_in(self, memory: NDArray[np.uint8], place: tuple[mmap, int] | None) -> None:
+        super()._gather_in(memory, place)
         if self._small:
             _, _, self._shape, self._map, self._at, self._size = self._small[0]
             self._count = 0
