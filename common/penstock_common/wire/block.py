@@ -328,9 +328,11 @@ class BlockBuilder:
         for name, dtype, shape, column, tensor in self._arrays:
             column[row] = _exact(tensor, sample[name], dtype, shape)
         if self._ragged:
-            self._keep(row, [tensor.canonical(sample[tensor.name]) for tensor, _ in self._ragged], sample)
+            self._keep(row, sample)
 
-    def _keep(self, row: int, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
+    def _keep(self, row: int, sample: Mapping[str, Any]) -> None:
+        """Keep the ragged values of a sample, or none of them if one does not fit."""
+        values = [tensor.canonical(sample[tensor.name]) for tensor, _ in self._ragged]
         for (tensor, parts), value in zip(self._ragged, values, strict=True):
             own = value if type(sample[tensor.name]) is bytes else value.copy()  # bytes cannot change later
             del parts[row:]  # of a sample whose other tensors Ctrl-C kept out
@@ -356,8 +358,7 @@ class BlockBuilder:
             if self._count + taken >= self._stop:
                 return taken
             row = {tensor.name: rows[tensor.name][start + taken] for tensor, _ in self._ragged}
-            values = [tensor.canonical(row[tensor.name]) for tensor, _ in self._ragged]
-            self._keep(self._count + taken, values, row)
+            self._keep(self._count + taken, row)
         return most
 
     def finish(self, first: int, holes: Sequence[int] = ()) -> Block:
