@@ -18,7 +18,6 @@ from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.streams import find_stream, load_stream
 from penstock_common.tuning import Tuning
-from penstock_common.wire import compression
 from penstock_consumer.replay.export import export_stream
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.importer import import_stream
@@ -119,7 +118,6 @@ def test_a_reader_without_the_package_stops_and_buries_nothing(
     write(any_url, "t", "inline", "zstd")
     with monkeypatch.context() as changes:
         changes.setitem(sys.modules, "zstandard", None)
-        compression._zstandard.cache_clear()
         for order in (None, penstock.Canonical(0, 1)):
             group = "g" if order is None else "h"
             with (

@@ -73,7 +73,7 @@ def encode(
     layout = layout_of(tuple([column.spec for column in block.columns]), block.count)
     tensors = _tensors_json(block, inline) if layout is None else layout.json
     holes = f',"holes":{dumps(block.holes, separators=(",", ":"))}' if block.holes else ""
-    digest = f',"xxh3":"{digest_of([value for _, value in payload])}"' if checksum else ""
+    digest = f',"xxh3":"{digest_of(value for _, value in payload)}"' if checksum else ""
     repair = ',"repair":true' if is_repair else ""
     meta = (
         f'{{"v":{WIRE_VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
@@ -140,11 +140,8 @@ def _tensors_json(block: Block, inline: bool) -> str:
 
 def digest_of(buffers: Iterable[Any]) -> str:
     """Return the XXH3-64 (seed 0) of the concatenated buffers as 16 lowercase hex digits."""
-    every = list(buffers)
-    if len(every) == 1:
-        return xxhash.xxh3_64_hexdigest(every[0])
     digest = xxhash.xxh3_64()
-    for buffer in every:
+    for buffer in buffers:
         digest.update(buffer)
     return digest.hexdigest()
 

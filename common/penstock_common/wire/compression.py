@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from penstock_common.errors import BadEntry, BadSpec
@@ -32,14 +31,12 @@ class Codec(NamedTuple):
     """(frame, its size once unpacked) -> bytes. Raises ValueError for a frame of another size or form."""
 
 
-@lru_cache(maxsize=1)
 def _zstandard() -> Any:
     with needed("zstandard", _USER.format(ZSTD)):
         import zstandard
     return zstandard
 
 
-@lru_cache(maxsize=1)
 def _blosc2() -> Any:
     with needed("blosc2", _USER.format(BLOSC2)):
         import blosc2  # type: ignore[import-untyped,unused-ignore]

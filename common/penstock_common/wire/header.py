@@ -111,8 +111,6 @@ class FixedLayout:
 
     json: str
     """The header's ``tensors``, as `codec.encode` writes them."""
-    text: bytes
-    """`json` as UTF-8 bytes."""
     fields: tuple[tuple[bytes, int], ...]
     """(name, bytes) of each payload field, in order."""
     is_allowed: bool
@@ -129,7 +127,7 @@ def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> FixedLayout | None
     fields = tuple((t.name.encode(), count * t.sample_bytes) for t in tensors)
     sizes = [size for _, size in fields]
     is_allowed = max(sizes) <= MAX_FIELD_BYTES and sum(sizes) <= MAX_ENTRY_BYTES
-    return FixedLayout(text, text.encode(), fields, is_allowed)
+    return FixedLayout(text, fields, is_allowed)
 
 
 WIRE_VERSION = 1
@@ -263,7 +261,7 @@ def _recognised(usual: re.Match[bytes], spec: Spec, takes_refs: bool) -> Header 
     if max(epoch, shard) > MAX_NUMBER or count < 1 or first + count > MAX_SHARD_SAMPLES:
         return None
     layout = layout_of(spec.tensors, count)
-    if layout is None or layout.text != tensors or not layout.is_allowed:
+    if layout is None or layout.json.encode() != tensors or not layout.is_allowed:
         return None
     header = Header(
         stream.decode(), epoch, shard, first, count, (), {}, spec, digest.decode() if digest else None,
