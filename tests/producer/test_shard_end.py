@@ -239,7 +239,6 @@ def begun(any_url: str) -> Manifest:
 
 def test_a_long_index_is_read_in_pages(any_client: Client, begun: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard has as many records as blocks, and a writer judges all of them."""
-    monkeypatch.setattr(completion, "FIRST_PAGE", 3)
     monkeypatch.setattr(completion, "PAGE", 4)
     partition = open_stream(any_client, "t").partitions[0]
     channel = open_channel(any_client)
@@ -260,7 +259,6 @@ def test_a_writer_looks_up_no_entry_of_its_own_records(
         raise AssertionError(f"{looked_up!r} was looked up")
 
     monkeypatch.setattr(commit, "find_forged", fail)
-    monkeypatch.setattr(completion, "FIRST_PAGE", 3)
     monkeypatch.setattr(completion, "PAGE", 4)
     where = payload if payload == "inline" else f"segments:{memory_path}"
     with writer_of(any_url, **QUIET, payload=where, compression="zstd") as writer:

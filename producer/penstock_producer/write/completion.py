@@ -28,23 +28,19 @@ from penstock_common.wire.header import parse_header
 
 _READ_INDEX = load_script("read_index").encode()
 
-FIRST_PAGE = 64
-"""Records in the first page, which is all that most shards have. Later pages have a thousand."""
-
 
 def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[IndexRecord]:
     """Return all records of a shard's index, without repairs, by a channel with nothing under way."""
-    key, records, count = partition.index(epoch, shard).encode(), list[IndexRecord](), FIRST_PAGE
+    key, records = partition.index(epoch, shard).encode(), list[IndexRecord]()
     while True:
         after = b"(%d-0" % records[-1].end if records else b"-"
-        channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % count)])
+        channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % PAGE)])
         reply = channel.read()
         raise_errors([reply], client, [key])
         page = read_index_page(reply)
         records += page
-        if len(page) < count:
+        if len(page) < PAGE:
             return records
-        count = PAGE
 
 
 def first_fault(records: Iterable[IndexRecord], end: int, token: str) -> str:
