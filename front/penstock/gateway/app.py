@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -273,7 +272,7 @@ class Gateway:
             self._notify(line)
 
     async def _in_pool(self, call: Callable[..., Any], *given: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *given))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *given)
 
     async def _stop(self, member: GatewayMember) -> int:
         """Let a member leave its group, also if the request for it was cancelled."""

@@ -8,7 +8,6 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ def monitor_app(url: str, looks: Looks, every_s: float, token: str) -> Starlette
         if name not in {record["stream"] for record in latest.found["streams"]}:
             raise Refusal(NO_STREAM, "no such stream is shown here: reload the page")
         try:
-            found = await asyncio.get_running_loop().run_in_executor(None, partial(pictures.of, name))
+            found = await asyncio.to_thread(pictures.of, name)
         except PenstockError as error:
             raise refusal_of(error) from error
         return JSONResponse(found, headers={"Cache-Control": "no-store"})
