@@ -100,13 +100,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _serve(args: argparse.Namespace, console: Console) -> int:
     from penstock.gateway.app import Gateway
-    from penstock.gateway.limits import Limits, OriginCheck
-    from penstock.gateway.serve import address_of, bound, is_local, serve
+    from penstock.gateway.limits import LOCAL_HOSTS, Limits, OriginCheck
+    from penstock.gateway.serve import address_of, bound, serve
     from penstock.gateway.server_report import report_server
     from penstock.gateway.tokens import Tokens, new_token, parse_grant
 
     given = _given(args, console)
-    if not given and not is_local(args.bind):
+    is_local = args.bind in LOCAL_HOSTS
+    if not given and not is_local:
         raise WrongUsage(
             f"--bind {args.bind} lets other hosts in, so it needs tokens that you made: `penstock gateway --make-token "
             "STREAM/GROUP >> tokens.txt`, then --tokens tokens.txt; and a proxy with TLS before it"
@@ -123,7 +124,7 @@ def _serve(args: argparse.Namespace, console: Console) -> int:
         lease_s=args.lease,
     )
     tokens = Tokens([*given, *made])
-    origins = OriginCheck(args.origin, allows_local=is_local(args.bind))
+    origins = OriginCheck(args.origin, allows_local=is_local)
     gateway = Gateway(url_of(args), tokens, origins, limits, console.notice)
     with bound(args.bind, args.port, args.lease) as listening:
         address = address_of(listening, args.bind)

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from penstock.gateway.limits import LOCAL_HOSTS, MAX_MESSAGE_BYTES
+from penstock.gateway.limits import MAX_MESSAGE_BYTES
 from penstock.gateway.unproven import BoundedHttp, BoundedWebSocket
 from penstock_common.errors import PenstockError
 
@@ -48,11 +48,6 @@ def address_of(listening: socket.socket, bind: str) -> str:
     """Return the URL of a socket that listens, as a client of this host writes it."""
     host = f"[{bind}]" if ":" in bind else bind
     return f"http://{host}:{listening.getsockname()[1]}"
-
-
-def is_local(bind: str) -> bool:
-    """Return whether only this host reaches the address."""
-    return bind in LOCAL_HOSTS
 
 
 def serve(app: Callable[..., Any], listening: socket.socket, silence_s: float) -> None:
