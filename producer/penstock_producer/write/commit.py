@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
@@ -31,7 +31,7 @@ from penstock_common.printable import shortened
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
-from penstock_common.stream.commands import Arg, Key, Refused, parse_id, run_script_on
+from penstock_common.stream.commands import Refused, parse_id
 from penstock_common.stream.entries import (
     IndexRecord,
     ShardProgress,
@@ -296,7 +296,7 @@ class Committer:
         """
         self._drain()
         self._confirm()
-        self._payloads.seal_now(self.run_script)
+        self._payloads.seal_now()
 
     def _drain(self) -> None:
         while self._sent is not None:
@@ -328,11 +328,6 @@ class Committer:
     def _has_committed(self) -> None:
         self._sent = self._wait = None
         self._outage.over()
-
-    @_with_whole_channel
-    def run_script(self, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
-        """Run a script that may run twice, once everything is committed, on this connection."""
-        return run_script_on(self._channel, self._client, script, keys, args)
 
     @_with_whole_channel
     def require_whole(self, end: int) -> None:
@@ -598,7 +593,7 @@ class Committer:
             while not self._admission.admit(nbytes, self._progress.held_bytes):
                 self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=address(self._client))
                 wait.because("room", self._admission.why)
-                self._payloads.seal_now(self.run_script)  # files that may be used again are space, too
+                self._payloads.seal_now()  # files that may be used again are space, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
                 if is_over or self._should_stop():
                     raise BudgetFull(self._admission.why())

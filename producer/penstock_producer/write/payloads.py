@@ -20,7 +20,7 @@ from penstock_common.segments.folder import parse_payload
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Command, Reply
 from penstock_common.settings import Settings
-from penstock_common.stream.commands import Client, Run
+from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import seal_command, seal_segments, segments_of
@@ -244,10 +244,10 @@ class ShardPayloads:
         if self._segment_writer is not None and type(reply) is int:
             self._segment_writer.forget_full(names)
 
-    def seal_now(self, run: Run | None = None) -> None:
-        """Seal all full segments, by ``run`` or else the client. No block may be under way."""
+    def seal_now(self) -> None:
+        """Seal all full segments. No block may be under way."""
         if self._segment_writer is not None and self._segment_writer.full:
-            seal_segments(self._client, self._partition, self._manifest, self._segment_writer.full, run=run)
+            seal_segments(self._client, self._partition, self._manifest, self._segment_writer.full)
             self._segment_writer.full.clear()
 
     @property

@@ -426,8 +426,8 @@ class Writer:
         committer = self._committer(manifest, shard)
 
         def finish(size: int) -> None:
-            where, run = (self._client, self.stream, manifest, shard), committer.run_script
-            self._on_replicas(lambda: finish_shard(*where, size, run, committer.unreplicated))
+            where = self._client, self.stream, manifest, shard
+            self._on_replicas(lambda: finish_shard(*where, size, unreplicated=committer.unreplicated))
             self._resources.order.end(manifest.epoch, shard)
 
         return self._shard_writer(ShardSlot(committer, shard, finish), size, most)
