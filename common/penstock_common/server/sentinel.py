@@ -135,10 +135,12 @@ class _AsksForPrimary:
 
     def __init__(self, *, service: SentinelService, **options: Any) -> None:
         super().__init__(**options)
-        self._service, self._options = service, options
+        self._options = options
+        self.service = service
+        """The service to whose primary it leads."""
 
     def _connect(self) -> Any:
-        self.host, self.port = self._service.find_primary(min(ASK_S, self.socket_connect_timeout))
+        self.host, self.port = self.service.find_primary(min(ASK_S, self.socket_connect_timeout))
         silence_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout  # also of a TLS handshake
         try:
             sock = super()._connect()  # type: ignore[misc]
@@ -161,13 +163,8 @@ class _AsksForPrimary:
             raise foreign.ConnectionError(
                 f"{self.host}:{self.port} is no primary at this moment, the connection closed"
             )
-        self._service.leads_to(self.leads_to)
+        self.service.leads_to(self.leads_to)
         WATCHERS.leave_others(self)
-
-    @property
-    def service(self) -> SentinelService:
-        """Return the service to whose primary it leads."""
-        return self._service
 
     @property
     def leads_to(self) -> Address:
@@ -176,7 +173,7 @@ class _AsksForPrimary:
 
     def probe(self) -> Any:
         """Return another connection of the kind, not connected. It opens quickly or not at all."""
-        return type(self)(service=self._service, **self._options | QUICK)
+        return type(self)(service=self.service, **self._options | QUICK)
 
 
 class SentinelConnection(_AsksForPrimary, redis.Connection):

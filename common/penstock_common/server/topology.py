@@ -32,16 +32,12 @@ class SlotMap:
         self._seeds, self._connection_class, self._settings = list(seeds), connection_class, settings
         self._lock = threading.Lock()
         self._masters: list[Address | None] = [None] * SLOTS
-        self._nodes: list[Address] = []
+        self.nodes: list[Address] = []
+        """Every node, masters and replicas."""
         self.changes = 0
         """The number of times that a slot got another master. Each may have got several."""
         self._answered: list[Address] = []
         """The node that answered last. It is asked first, because each node that is silent costs `ASK_S`."""
-
-    @property
-    def nodes(self) -> list[Address]:
-        """Return every node, masters and replicas."""
-        return self._nodes
 
     def masters(self) -> list[Address]:
         """Return every master that holds a slot, in the order of slots."""
@@ -82,7 +78,7 @@ class SlotMap:
         """
         with self._lock:
             found = []
-            for address in dict.fromkeys([*self._answered, *self.masters(), *self._nodes, *self._seeds]):
+            for address in dict.fromkeys([*self._answered, *self.masters(), *self.nodes, *self._seeds]):
                 try:
                     self._take(self._ask(address), address)
                     self._answered = [address]
@@ -110,7 +106,7 @@ class SlotMap:
         except (TypeError, ValueError) as error:
             raise foreign.InvalidResponse(f"CLUSTER SLOTS answered {answer!r:.80}, expected ranges of slots") from error
         is_other = masters != self._masters
-        self._masters, self._nodes = masters, list(dict.fromkeys(nodes))
+        self._masters, self.nodes = masters, list(dict.fromkeys(nodes))
         self.changes += is_other  # after that: who sees the new number sees the new map
 
     @staticmethod
