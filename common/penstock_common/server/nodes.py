@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from penstock_common.errors import WritesRefused
 from penstock_common.server.client import ANSWER_S, ControlClient
@@ -81,13 +81,8 @@ class NodeState:
         return product, tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-class _Answer(NamedTuple):
-    """The answer of one server."""
-
-    begun: float
-    replies: list[Any]
-    ended: float
-    refusal: str
+_Answer: TypeAlias = tuple[float, list[Any], float, str]
+"""The answer of one server: when it was asked, its replies, when they came, and why it takes no writes, or ''."""
 
 
 def look_at_nodes(client: ControlClient, *, is_thorough: bool = False) -> list[NodeState]:
@@ -112,7 +107,7 @@ def _ask(node: ControlClient, *, is_of_cluster: bool, is_thorough: bool) -> _Ans
                 for names in SETTINGS:
                     pipe.config_get(names)
         replies, ended = pipe.execute(raise_on_error=not is_of_cluster), time.time()
-    return _Answer(begun, replies, ended, _refusal(node, replies[0]))
+    return begun, replies, ended, _refusal(node, replies[0])
 
 
 def _refusal(node: ControlClient, info: object) -> str:
@@ -127,17 +122,17 @@ def _refusal(node: ControlClient, info: object) -> str:
 
 def _state(known: NodeState, answer: _Answer | Exception) -> NodeState:
     if isinstance(answer, Exception):
-        return NodeState(known.where, known.host, known.port, failure=str(answer))
+        return replace(known, failure=str(answer))
     begun, (info, now, *nodes), ended, refusal = answer
     if not isinstance(info, dict):
-        return NodeState(known.where, known.host, known.port, failure=str(info))
+        return replace(known, failure=str(info))
     clock = now[0] + now[1] / 1e6 if isinstance(now, tuple) else (begun + ended) / 2
     settings = [one for one in nodes[1:] if isinstance(one, dict)]
     text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
     own = next((line for line in text.splitlines() if "myself" in line), "")
     own_id = _ID.match(own)
-    return NodeState(
-        known.where, known.host, known.port, id=own_id[0] if own_id else "", info=info, refusal=refusal,
+    return replace(
+        known, id=own_id[0] if own_id else "", info=info, refusal=refusal,
         replicas=tuple(_replicas(info)),
         half_moved=tuple(
             HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
