@@ -144,7 +144,8 @@ class Writer:
         self._checksum, self._room_wait_s, self._notify = chosen(tuning.checksum, True), room_wait_s, notify
         policy = None if retention is None else parse_policy(retention).text
         durability = tuning.durability
-        stored = self._stored_durability(stream)
+        found = find_stream(self._client, stream)
+        stored = Durability() if found is None else Durability.parse(found.durability)
         level = stored if durability is None else Durability.parse(durability)
         # a stream with the level waits for its replicas: after a failover they are away for a while
         require_durable(self._client, replace(level, replicas=0) if level == stored else level)
@@ -182,10 +183,6 @@ class Writer:
         self._looked_at = self._looked_bytes = 0
         """The end of what the feed's shard had sent at the last check, and its bytes."""
         self._check_due_s = 0.0
-
-    def _stored_durability(self, name: str) -> Durability:
-        found = find_stream(self._client, name)
-        return Durability() if found is None else Durability.parse(found.durability)
 
     def __repr__(self) -> str:
         spec = "spec not known yet" if self.stream.spec is None else f"{self.stream.spec}"
