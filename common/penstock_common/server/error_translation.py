@@ -206,9 +206,11 @@ def _refused(error: foreign.ResponseError, server: str) -> PenstockError:
             f"`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*; {_WHOLE_LINES}"
         )
     if isinstance(error, foreign.NoPermissionError) or "NOPERM " in text:  # EXEC quotes it
+        command = refused_command(error)
+        rule = "~penstock:*" if command is None else f"+{command}"
         return Unauthorized(
             f"{server_at(server)} does not permit this user a command ({text}): {_ANOTHER_USER}: as an "
-            f"administrator, run `ACL SETUSER {_user_of(server)} {_missing_rule(text)}` there ({_WHOLE_LINES})"
+            f"administrator, run `ACL SETUSER {_user_of(server)} {rule}` there ({_WHOLE_LINES})"
         )
     if (failure := _hindered(error, text, server)) is not None:
         return failure
@@ -314,20 +316,9 @@ def is_wrong_type(reply: object) -> TypeGuard[Exception]:
     return isinstance(reply, Exception) and _WRONG_TYPE in str(reply)
 
 
-def is_refused_right(reply: object) -> TypeGuard[Exception]:
-    """Return True if the server refused a command because of the user's rights."""
-    return isinstance(reply, foreign.NoPermissionError)
-
-
 def is_about_keys(error: Exception) -> bool:
     """Return True if the right that a user lacks is one to a key."""
     return _ANY_KEY.search(_text(error)) is not None
-
-
-def _missing_rule(text: str) -> str:
-    """Return the rule that would give a user the right that the server refused."""
-    command = _COMMAND.search(text)
-    return f"+{command[1]}" if command is not None else "~penstock:*"
 
 
 def _user_of(server: str) -> str:

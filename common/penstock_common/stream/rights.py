@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from penstock_common.errors import ServerUnavailable, Unauthorized
 from penstock_common.server.client import ANSWER_S
 from penstock_common.server.error_translation import (
     is_about_keys,
-    is_refused_right,
     refused_command,
     server_at,
     translated,
@@ -182,7 +181,7 @@ def _missing_at(node: Any, names: tuple[str, ...], stream: str) -> MissingRights
     with translated(node):
         replies = node.request().of(lambda: _replies(node.connection_pool, [words for _, words in asked]))
     for (name, _), reply in zip(asked, replies, strict=True):
-        if is_refused_right(reply):
+        if isinstance(reply, NoPermissionError):
             (keys if is_about_keys(reply) else commands).append(name)
     return MissingRights(tuple(commands), tuple(keys))
 
