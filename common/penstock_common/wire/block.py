@@ -32,11 +32,6 @@ class Column:
     shapes: NDArray[np.int64] | None = None
     """Only for ragged tensors and bytes: ``[n, ndim]``."""
 
-    @property
-    def nbytes(self) -> int:
-        """The payload bytes of this column, without its shapes."""
-        return int(self.values.nbytes)
-
 
 @dataclass(slots=True)
 class Block:
@@ -55,7 +50,7 @@ class Block:
 
     def __post_init__(self) -> None:
         self.end = self.first + self.count + len(self.holes)
-        self.nbytes = sum([column.nbytes for column in self.columns])
+        self.nbytes = sum([column.values.nbytes for column in self.columns])
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offset of each sample: int64 ``[count]``."""
