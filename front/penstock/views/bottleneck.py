@@ -146,9 +146,7 @@ def judge(now: StreamSituation) -> Bottleneck:
         _dead_member,
         _open_epoch,
         _absent_group,
-        _unacknowledged,
-        _slow_group,
-        _slow_trainers,
+        _full,
         _starving,
         _nothing_made,
         _nobody_reads,
@@ -294,30 +292,8 @@ def _absent_group(now: StreamSituation) -> Bottleneck | None:
     )
 
 
-def _unacknowledged(now: StreamSituation) -> Bottleneck | None:
-    """Return a verdict if both sides wait.
-
-    The bytes that fill the budget were given out, but no process acknowledges them or works on them.
-    """
-    if not _is_full(now) or not _holding(now):
-        return None
-    slowest = _slowest(now)
-    if not slowest.pending or (slowest.waits or 0.0) < HELD_UP:
-        return None
-    return Bottleneck(
-        "unacknowledged",
-        f"producers wait for space while trainers of {slowest.group} wait for samples: {_entries(slowest.pending)} "
-        "were given to them and not acknowledged: they have to acknowledge or save a checkpoint, or one of them died a "
-        "moment ago",
-    )
-
-
 def _holding(now: StreamSituation) -> list[GroupSituation]:
     return [each for each in now.trainers if each.live and each.holds]
-
-
-def _slowest(now: StreamSituation) -> GroupSituation:
-    return max(_holding(now), key=lambda each: ((each.waits or 0.0) < HELD_UP, each.lag_bytes, each.pending))
 
 
 def _is_full(now: StreamSituation) -> bool:
@@ -331,24 +307,35 @@ def _is_full(now: StreamSituation) -> bool:
     return now.waiting > 0 or now.room > FULL or is_filled
 
 
-def _slow_group(now: StreamSituation) -> Bottleneck | None:
-    """Return a verdict if one group holds the bytes that another waits for.
-
-    New samples come once the slower group has read the old ones.
-    """
-    if not _is_full(now) or not _holding(now):
+def _full(now: StreamSituation) -> Bottleneck | None:
+    """Return a verdict if producers wait for quota: the slowest group holds the bytes that fill the budget."""
+    live = _holding(now)
+    if not _is_full(now) or not live:
         return None
-    slowest = _slowest(now)
+    slowest = max(live, key=lambda each: ((each.waits or 0.0) < HELD_UP, each.lag_bytes, each.pending))
+    if slowest.pending and (slowest.waits or 0.0) >= HELD_UP:  # it was given them, and does not work on them
+        return Bottleneck(
+            "unacknowledged",
+            f"producers wait for space while trainers of {slowest.group} wait for samples: {_entries(slowest.pending)} "
+            "were given to them and not acknowledged: they have to acknowledge or save a checkpoint, or one of them "
+            "died a moment ago",
+        )
     waiting = [each for each in _starved(now) if each.group != slowest.group]
-    if not waiting:
-        return None
-    most = max(waiting, key=lambda each: each.waits or 0.0)
+    if waiting:  # new samples come for them once the slowest group has read the old ones
+        most = max(waiting, key=lambda each: each.waits or 0.0)
+        return Bottleneck(
+            "slow group",
+            f"{_waiting(most)} for group {slowest.group}, which is slower: the budget is full of what it has yet to "
+            f"read, and producers wait for space{_part(now.room)}. A larger budget evens out a while (penstock produce "
+            f"--budget). A group that stays slower needs a stream of its own (--stream), or is dropped: penstock "
+            f"groups drop {now.stream} {slowest.group}",
+        )
+    also = f", of {len(live)} groups the one furthest behind" if len(live) > 1 else ""
     return Bottleneck(
-        "slow group",
-        f"{_waiting(most)} for group {slowest.group}, which is slower: the budget is full of what it has yet to read, "
-        f"and producers wait for space{_part(now.room)}. A larger budget evens out a while (penstock produce "
-        f"--budget). A group that stays slower needs a stream of its own (--stream), or is dropped: penstock groups "
-        f"drop {now.stream} {slowest.group}",
+        "trainers",
+        f"producers wait for trainers: the budget is full ({readable_bytes(now.held_bytes)} of "
+        f"{readable_bytes(now.budget_bytes)}) and group {slowest.group}{also} sets the pace; more workers would change "
+        "nothing",
     )
 
 
@@ -358,20 +345,6 @@ def _waiting(group: GroupSituation) -> str:
 
 def _part(share: float) -> str:
     return f" {share:.0%} of their time".replace("%", " %") if share else ""
-
-
-def _slow_trainers(now: StreamSituation) -> Bottleneck | None:
-    live = _holding(now)
-    if not _is_full(now) or not live:
-        return None
-    slowest = _slowest(now)
-    also = f", of {len(live)} groups the one furthest behind" if len(live) > 1 else ""
-    return Bottleneck(
-        "trainers",
-        f"producers wait for trainers: the budget is full ({readable_bytes(now.held_bytes)} of "
-        f"{readable_bytes(now.budget_bytes)}) and group {slowest.group}{also} sets the pace; more workers would change "
-        "nothing",
-    )
 
 
 def _starving(now: StreamSituation) -> Bottleneck | None:
