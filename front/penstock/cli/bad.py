@@ -63,12 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Do one of the four actions, and print what was done."""
     with opened(args) as (client, stream):
-        return {"list": _list, "show": _show, "retry": _retry, "drop": _drop}[args.action](
-            client, stream, args, console
-        )
+        {"list": _list, "show": _show, "retry": _retry, "drop": _drop}[args.action](client, stream, args, console)
+    return 0
 
 
-def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from dataclasses import asdict
 
     from penstock_common.stream.mending.bad import list_bad
@@ -80,7 +79,6 @@ def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Con
         console.line(f"nothing of {stream.name!r} is quarantined, and no group has a dead letter")
     else:
         _print(bad, console)
-    return 0
 
 
 def _print(bad: BadReport, console: Console) -> None:
@@ -98,7 +96,7 @@ def _print(bad: BadReport, console: Console) -> None:
         console.table(rows_of_dead, head=("epoch", "group", "entry", "samples", "since", "is", "why"))
 
 
-def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from dataclasses import asdict
 
     from penstock_common.stream.mending.bad import show_entry
@@ -106,7 +104,7 @@ def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Con
     view = show_entry(client, stream, args.epoch, args.entry)
     if args.json:
         console.json(asdict(view))
-        return 0
+        return
     where = (
         f"shard {view.shard} offsets {view.first}-{view.end - 1}" if view.shard is not None else "in no shard's index"
     )
@@ -117,24 +115,23 @@ def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Con
     if view.problem:
         console.line(f"the header cannot be read: {_shown(view.problem)}")
     console.table([(name, nbytes) for name, nbytes in view.fields], head=("field", "bytes"))
-    return 0
 
 
-def _retry(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _retry(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.mending.bad import retry_dead
 
     done = retry_dead(client, stream, epoch=args.epoch, group=args.group, entry=args.entry)
-    return _tell(done, "is pending again: the next free member of its group takes it", args, console)
+    _tell(done, "is pending again: the next free member of its group takes it", args, console)
 
 
-def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.mending.drop import drop_bad
 
     done = drop_bad(client, stream, args.epoch, group=args.group, reason=args.reason, entry=args.entry)
-    return _tell(done, "is given up: the group waits for none of its samples", args, console)
+    _tell(done, "is given up: the group waits for none of its samples", args, console)
 
 
-def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: Console) -> int:
+def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: Console) -> None:
     from dataclasses import asdict
 
     if args.json:
@@ -144,7 +141,6 @@ def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: 
     for letter in () if args.json else done:
         entry = f"entry {letter.entry} ({_where(letter)})" if letter.entry else _where(letter)
         console.line(f"epoch {letter.epoch}, group {letter.group!r}: {entry} {what}")
-    return 0
 
 
 def _where(letter: DeadLetter) -> str:

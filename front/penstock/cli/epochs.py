@@ -52,11 +52,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     actions = {"close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
     with connected(args) as client:
         if args.action == "list":
-            return _list(client, args, console)  # its snapshot also says which servers are away
-        return actions[args.action](client, load_stream(client, args.stream), args, console)
+            _list(client, args, console)  # its snapshot also says which servers are away
+        else:
+            actions[args.action](client, load_stream(client, args.stream), args, console)
+    return 0
 
 
-def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _list(client: Client, args: argparse.Namespace, console: Console) -> None:
     from penstock.views.inspect import epochs_json
     from penstock_common.explain.details import read_details
     from penstock_common.stream.audit import find_unreplicated
@@ -91,10 +93,9 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
             if sum(one.end - one.first for one in some) < epoch["committed"]:  # else like every single server
                 for line in said_unreplicated(some):
                     console.line(f"epoch {epoch['epoch']}: {line}")
-    return 0
 
 
-def _pin(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _pin(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.groups.roster import pin_epoch, unpin_epoch
 
     is_pin = args.action == "pin"
@@ -107,10 +108,9 @@ def _pin(client: Client, stream: Stream, args: argparse.Namespace, console: Cons
     else:
         what = "left to retention again" if changed else "not pinned"
         console.line(f"epoch {args.epoch} of {stream.name!r} is {what}")
-    return 0
 
 
-def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.streams import set_field
     from penstock_producer.write.retention import parse_policy
 
@@ -122,7 +122,6 @@ def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: C
         f"without any, `penstock trim {stream.name}` does"
     )
     console.answer(value, text, as_json=args.json)
-    return 0
 
 
 def _last_written(client: Client, stream: Stream, manifest: Manifest) -> str:
@@ -135,7 +134,7 @@ def _last_written(client: Client, stream: Stream, manifest: Manifest) -> str:
     return ""
 
 
-def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.feeds import close_epoch
     from penstock_common.stream.manifest import load_manifest
 
@@ -155,10 +154,9 @@ def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Co
         console.line(
             f"epoch {args.epoch} of {stream.name!r} is closed as it stands; samples committed: {samples}{planned}"
         )
-    return 0
 
 
-def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.errors import StreamConflict
     from penstock_common.stream.manifest import ABANDONED, PRODUCED, abandon_epoch, load_manifest
 
@@ -178,4 +176,3 @@ def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: 
         console.line(
             f"epoch {args.epoch} of {stream.name!r} is abandoned: it takes no more samples, and its data may go"
         )
-    return 0

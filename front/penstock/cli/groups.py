@@ -58,12 +58,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     with connected(args) as client:
         if args.action == "list":
-            return _list(client, args, console)  # its snapshot also says which servers are away
-        stream = load_stream(client, args.stream)
-        return {"declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, stream, args, console)
+            _list(client, args, console)  # its snapshot also says which servers are away
+        else:
+            stream = load_stream(client, args.stream)
+            {"declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, stream, args, console)
+    return 0
 
 
-def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _list(client: Client, args: argparse.Namespace, console: Console) -> None:
     from penstock.views.inspect import group_json
     from penstock_common.explain.monitor import StreamMonitor
 
@@ -89,7 +91,6 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
         ]
         head = ("group", "kind", "declared", "data is kept", "members", "lag (samples)", "pending (entries)", "silent")
         console.table(rows, head=head)
-    return 0
 
 
 def _silent(members: Iterable[MemberSnapshot]) -> list[str]:
@@ -102,7 +103,7 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
     from penstock_common.stream.keys import checked_name
 
@@ -119,10 +120,9 @@ def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: 
         console.line(
             f"group {name!r} of {stream.name!r} {what}: all from epoch {first} on is kept for it until it is dropped"
         )
-    return 0
 
 
-def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.groups.forgetting import reset_group
     from penstock_common.stream.groups.roster import require_group
 
@@ -133,7 +133,6 @@ def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Co
     value = {"stream": stream.name, "group": args.name, "first_epoch": first}
     text = f"group {args.name!r} of {stream.name!r} reads again from epoch {first} on"
     console.answer(value, text, as_json=args.json)
-    return 0
 
 
 def _first_epoch(client: Client, stream: Stream, epoch: str) -> int:
@@ -158,7 +157,7 @@ def _first_epoch(client: Client, stream: Stream, epoch: str) -> int:
     return int(epoch)
 
 
-def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.groups.forgetting import drop_group
     from penstock_common.stream.groups.roster import require_group
 
@@ -175,7 +174,6 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
             console.line(f"group {name!r} of {stream.name!r} is dropped: nothing is kept for it any more")
     if args.json:
         console.json(dropped if len(dropped) > 1 else dropped[0])
-    return 0
 
 
 def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> None:
