@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 from penstock_common.errors import PenstockError
+from penstock_common.settings import DEFAULT_URL, Settings
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -318,8 +319,6 @@ def add_action(
 
 def url_of(args: argparse.Namespace) -> str:
     """Return the URL given with ``--url``, else the environment's, else the default."""
-    from penstock_common.settings import Settings
-
     return args.url or Settings.from_environment().url
 
 
@@ -341,8 +340,6 @@ def opened(args: argparse.Namespace) -> Iterator[tuple[Client, Stream]]:
 
 def queue_url_of(args: argparse.Namespace) -> str | None:
     """Return the URL given with ``--queue-url``, else the environment's, else None for the streams' server."""
-    from penstock_common.settings import Settings
-
     return args.queue_url or Settings.from_environment().named_queue_url
 
 
@@ -400,8 +397,6 @@ def _url_in_shell(args: argparse.Namespace) -> str:
 
     It is '' for Redis' own port on this host.
     """
-    from penstock_common.settings import DEFAULT_URL, Settings
-
     settings = Settings.from_environment()
     if args.url or (settings.named_url and not settings.url_file):
         return '"$PENSTOCK_URL"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, Actions, add_action, opened
@@ -68,8 +69,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    from dataclasses import asdict
-
     from penstock_common.stream.mending.bad import list_bad
 
     bad = list_bad(client, stream, epoch=args.epoch, group=args.group)
@@ -97,8 +96,6 @@ def _print(bad: BadReport, console: Console) -> None:
 
 
 def _show(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    from dataclasses import asdict
-
     from penstock_common.stream.mending.bad import show_entry
 
     view = show_entry(client, stream, args.epoch, args.entry)
@@ -132,8 +129,6 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
 
 
 def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: Console) -> None:
-    from dataclasses import asdict
-
     if args.json:
         console.json([asdict(letter) for letter in done])
     elif not done:

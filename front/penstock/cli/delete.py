@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, connected
+from penstock_common.errors import DamagedKey, PenstockError
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """List stray folders of segments, and with --yes remove the unused ones."""
-    from penstock_common.errors import PenstockError
     from penstock_common.stream.removal.deletion import find_orphans, has_segments
 
     if args.stream is not None:
@@ -106,7 +106,6 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
 
 
 def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
-    from penstock_common.errors import PenstockError
     from penstock_common.stream.groups.presence import GONE_AFTER
     from penstock_common.stream.removal.deletion import users_of
     from penstock_common.stream.streams import find_stream
@@ -125,7 +124,6 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
 
 def _is_sure(client: Client, args: argparse.Namespace, console: Console) -> bool:
     """Ask the person at the terminal. Without a terminal the answer is no."""
-    from penstock_common.errors import DamagedKey, PenstockError
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.removal.deletion import require_keys
     from penstock_common.stream.streams import find_stream

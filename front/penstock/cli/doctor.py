@@ -23,11 +23,11 @@ from penstock.cli import (
     typed,
     url_of,
 )
+from penstock_common.errors import DamagedKey, PenstockError, SegmentsUnseen, ServerUnavailable, Unauthorized
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.views.doctor import Finding, StreamFacts
-    from penstock_common.errors import PenstockError
     from penstock_common.server.nodes import NodeState
     from penstock_common.stream.commands import Client
     from penstock_common.stream.servers.budgets import ServerBudgets
@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Check the server and the streams, and print the findings."""
     from penstock.views.doctor import ORDER, Finding, check_stream
-    from penstock_common.errors import ServerUnavailable
     from penstock_common.server.connection import may_keep_jobs
     from penstock_common.server.nodes import look_at_nodes
 
@@ -106,7 +105,6 @@ def _agreed(fix: str, limits: Mapping[str, str]) -> str:
 def _streams(
     client: Client, args: argparse.Namespace, nodes: Sequence[NodeState]
 ) -> tuple[list[StreamFacts], Mapping[str, PenstockError]]:
-    from penstock_common.errors import DamagedKey, ServerUnavailable
     from penstock_common.stream.directory import StreamLister
     from penstock_common.stream.servers.checkup import missing_rights, role_of
     from penstock_common.stream.streams import look_at_each
@@ -127,7 +125,6 @@ def _of_servers(
     from penstock.views.doctor_nodes import check_nodes
     from penstock.views.doctor_server import check_server
     from penstock.views.servers import cli_of
-    from penstock_common.errors import ServerUnavailable
     from penstock_common.stream.keys import scratch_key
     from penstock_common.stream.servers.budgets import read_budgets
     from penstock_common.stream.servers.checkup import read_inline, read_server
@@ -171,7 +168,6 @@ def _of_servers(
 def _queue(url: str, queue: str, streams: list[str]) -> list[Finding]:
     """Return the findings on the workers of the queues that these streams may have."""
     from penstock.views.doctor import Finding, only_own_workers
-    from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
     from penstock_common.explain.queues import find_foreign_workers, queue_names
     from penstock_common.server.error_translation import START_ONE
     from penstock_common.stream.client import connect
@@ -194,7 +190,6 @@ def _queue(url: str, queue: str, streams: list[str]) -> list[Finding]:
 
 def _stream(client: Client, name: str, nodes: Sequence[NodeState]) -> StreamFacts:
     from penstock.views.doctor import StreamFacts
-    from penstock_common.errors import SegmentsUnseen
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.segments.folder import folder_of
     from penstock_common.settings import Settings

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, connected
+from penstock_common.errors import PenstockError, StreamConflict
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -126,7 +127,6 @@ def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: C
 
 def _last_written(client: Client, stream: Stream, manifest: Manifest) -> str:
     """Return the shards of an epoch that are not ended, with their ages, or '' if there is none."""
-    from penstock_common.errors import PenstockError
     from penstock_common.stream.feeds import said_open_shards
 
     with suppress(PenstockError):  # a hint neither fails nor repairs
@@ -157,7 +157,6 @@ def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Co
 
 
 def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    from penstock_common.errors import StreamConflict
     from penstock_common.stream.manifest import ABANDONED, PRODUCED, abandon_epoch, load_manifest
 
     before = load_manifest(client, stream, args.epoch)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.cli import PORT, STREAM_NAME, add_jobs, add_url, queue_url_of, url_of
 from penstock.cli.interrupts import end_by_signals
+from penstock_common.errors import PenstockError, ServerUnavailable, StreamNotFound, Unauthorized
+from penstock_common.settings import BadSettings
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -54,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Serve metrics until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock.views.exporter import StreamMetrics
-    from penstock_common.errors import PenstockError
     from penstock_common.extras import needed
     from penstock_common.server.connection import may_keep_jobs
 
@@ -116,9 +117,6 @@ class WatchedServer:
 
     def ask(self, question: Callable[[Client], Answer]) -> Answer | None:
         """Return the answer, or None while the server is away, or refuses a login that it has taken before."""
-        from penstock_common.errors import ServerUnavailable, Unauthorized
-        from penstock_common.settings import BadSettings
-
         try:
             answer = question(self.connected())
         except ServerUnavailable:
@@ -203,7 +201,6 @@ def look(
     Returns:
         Name of each damaged stream -> what is wrong.
     """
-    from penstock_common.errors import ServerUnavailable, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.explain.servers import PartitionsAway
     from penstock_common.stream.streams import look_at_each

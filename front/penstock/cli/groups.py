@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, connected
+from penstock_common.errors import EpochNotFound, EpochsReleased, GroupBusy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,7 +137,6 @@ def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Co
 
 
 def _first_epoch(client: Client, stream: Stream, epoch: str) -> int:
-    from penstock_common.errors import EpochNotFound, EpochsReleased
     from penstock_common.stream.groups.forgetting import first_whole
     from penstock_common.stream.manifest import retained_epochs
 
@@ -177,7 +177,6 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
 
 
 def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> None:
-    from penstock_common.errors import GroupBusy
     from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
     from penstock_common.stream.groups.roster import load_roster

@@ -21,6 +21,7 @@ from penstock.cli import Parser, queue_url_of
 from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_sources, check_source, options_of, plans_of, streams_of, workers_of
 from penstock_common.errors import PenstockError
+from penstock_common.settings import Settings, child_environment
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -154,7 +155,6 @@ def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterat
 
     Raises the error of wrong options once the process ``checking`` has ended.
     """
-    from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
     settings = Settings.from_environment()
@@ -206,8 +206,6 @@ class _Trainer:
         self._process = self._start(command, environment)
 
     def _start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        from penstock_common.settings import child_environment
-
         _require_script(command)
         try:
             return subprocess.Popen(command, env=child_environment(environment))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock.cli import PORT, byte_size
 from penstock.cli.interrupts import end_by_signals
+from penstock_common.errors import ServerUnavailable
+from penstock_common.local_servers import announced, find_servers_of_user
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -52,8 +54,6 @@ def _memory_size(text: str) -> int:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run until Ctrl-C, SIGTERM or SIGHUP. Each of them ends the server cleanly, with exit code 0."""
-    from penstock_common.errors import ServerUnavailable
-    from penstock_common.local_servers import announced
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.jobs.watchdog import machine_bytes
@@ -99,9 +99,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_second(folder: Path, port: int) -> None:
     """Raise ServerUnavailable if this user's own server already has the port."""
-    from penstock_common.errors import ServerUnavailable
-    from penstock_common.local_servers import find_servers_of_user
-
     for server in find_servers_of_user(folder).running:
         if server.port == port:
             raise ServerUnavailable(
@@ -112,9 +109,6 @@ def _refuse_second(folder: Path, port: int) -> None:
 
 
 def _running_url(folder: Path, port: int | None) -> str:
-    from penstock_common.errors import ServerUnavailable
-    from penstock_common.local_servers import find_servers_of_user
-
     running = find_servers_of_user(folder).running
     for server in running:
         if port is None or server.port == port:

@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 from penstock.cli import WrongUsage, whole_number
 from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_queue, options_of
+from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.local_servers import find_servers_of_user
+from penstock_common.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -88,7 +91,6 @@ def _require_folders(folders: Sequence[str]) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Work until Ctrl-C, SIGTERM or SIGHUP. Then each worker ends its sample and returns its shard."""
     _require_folders(args.root)
-    from penstock_common.errors import ServerUnavailable
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
     from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet, WaitNotices, advise
@@ -143,7 +145,6 @@ def _require_streams(url: str) -> None:
 
     A job waits for a server that is away.
     """
-    from penstock_common.errors import ServerUnavailable
     from penstock_common.stream.client import connect
     from penstock_common.stream.rights import WRITER, require_commands
 
@@ -156,7 +157,6 @@ def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:
 
     Raises PenstockError if no option gives them, and others may write to the queue.
     """
-    from penstock_common.errors import PenstockError
     from penstock_common.server.error_translation import redacted
     from penstock_producer.jobs.allowlist import ANYTHING, Allowlist
 
@@ -177,9 +177,6 @@ def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:
 
 def _is_own(queue_url: str) -> bool:
     """Return True if this user started the server, and a password excludes all others."""
-    from penstock_common.local_servers import find_servers_of_user
-    from penstock_common.settings import Settings
-
     running = find_servers_of_user(Settings.from_environment().own_servers).running
     return bool(urlsplit(queue_url).password) and any(server.url == queue_url for server in running)
 

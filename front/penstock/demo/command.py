@@ -6,8 +6,11 @@ The demo itself is the script `penstock.demo.script`. This module starts its ser
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli import add_json, whole_number
 from penstock.cli.interrupts import end_by_signals
+from penstock_common.errors import MissingExtra, PenstockError
+from penstock_common.settings import child_environment
+from penstock_common.stream.servers.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.demo.script import DemoOutcome, TrainerProcess
     from penstock_common.stream.audit.accounts import AuditReport
     from penstock_common.stream.commands import Client
-    from penstock_common.stream.servers.embedded import EmbeddedServer
 
 
 GOAL = 0.95
@@ -75,13 +80,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _demonstrate(args: argparse.Namespace, console: Console) -> int:
-    import tempfile
-
     from penstock.demo.script import ENVIRONMENT, STREAM, DemoOptions, run_demo
-    from penstock_common.settings import child_environment
     from penstock_common.stream.audit import audit_stream
     from penstock_common.stream.client import connect
-    from penstock_common.stream.servers.embedded import EmbeddedServer
 
     began = time.monotonic()
     options = DemoOptions(args.samples, args.epochs, args.workers, args.trainer)
@@ -104,9 +105,6 @@ def _demonstrate(args: argparse.Namespace, console: Console) -> int:
 
 def _require_extras() -> None:
     """Raise MissingExtra with the names of the missing packages, before anything is started."""
-    import importlib.util
-
-    from penstock_common.errors import MissingExtra
     from penstock_common.extras import PACKAGES
 
     missing = [PACKAGES[name].name for name in ("sklearn", "PIL", "rq") if importlib.util.find_spec(name) is None]
@@ -115,8 +113,6 @@ def _require_extras() -> None:
 
 
 def _empty(folder: Path | None) -> Path | None:
-    from penstock_common.errors import PenstockError
-
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PenstockError(f"--keep {folder}: something is there already; name a new or an empty folder")
     return folder
@@ -124,10 +120,7 @@ def _empty(folder: Path | None) -> Path | None:
 
 def look_inside(server: EmbeddedServer, client: Client, epoch: int) -> tuple[str, str | None]:
     """Return a redis-cli command that shows an epoch's groups, and what it prints, or None without a redis-cli."""
-    import subprocess
-
     from penstock.demo.script import STREAM
-    from penstock_common.settings import child_environment
     from penstock_common.stream.streams import load_stream
 
     words = ["XINFO", "GROUPS", load_stream(client, STREAM).partitions[0].entries(epoch)]
