@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(argv: list[str], console: Console) -> int:
     name = argv[0] if argv else ""
     if name in COMMANDS:
-        return load_command(name).run(parser_of(name).parse_args(argv[1:]), console)
+        code: int = load_command(name).run(parser_of(name).parse_args(argv[1:]), console)
+        return code
     if name in ("-V", "--version"):
         import penstock
 

@@ -1,7 +1,8 @@
 """The table of commands, one file each, and the options they share. A command's file is imported when it is called.
 
 A command is a module with ``EPILOG`` (an example, and what else its help says), ``add_arguments(parser)`` and
-``run(args, console) -> exit code``. Its name and its line of help are in the table.
+``run(args, console) -> exit code``, whose PenstockError becomes one line and exit code 1. Its name and its line of help
+are in the table.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock_common.errors import PenstockError
 from penstock_common.settings import DEFAULT_URL, Settings
 
 if TYPE_CHECKING:
-    from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
 
@@ -235,21 +236,9 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-class Command(Protocol):
-    """A command's module."""
-
-    EPILOG: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add this command's options."""
-
-    def run(self, args: argparse.Namespace, console: Console) -> int:
-        """Run the command and return its exit code. A PenstockError becomes one line and exit code 1."""
-
-
-def load_command(name: str) -> Command:
+def load_command(name: str) -> ModuleType:
     """Import the module of a command in the table."""
-    return cast("Command", importlib.import_module(COMMANDS[name].module))
+    return importlib.import_module(COMMANDS[name].module)
 
 
 def parser_of(name: str) -> Parser:
