@@ -172,12 +172,8 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help, which ends with exit codes: the ordinary ones if the command has no others."""
-        epilog, own = self.epilog, [] if "exit codes:" in (self.epilog or "") else [EXIT_CODES]
-        self.epilog = "\n\n".join([*([epilog] if epilog else []), *own])
-        try:
-            return super().format_help()
-        finally:
-            self.epilog = epilog
+        text = super().format_help()
+        return text if "exit codes:" in text else f"{text}\n{EXIT_CODES}\n"
 
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line, which names --help."""
