@@ -106,12 +106,11 @@ class HelpText(argparse.HelpFormatter):
         return "\n\n".join(filled)
 
 
-class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """Sub-commands that explain an unknown word; argparse only lists the known ones."""
+class Actions(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The actions of a command on a stream, which explain an unknown word; argparse only lists the known ones.
 
-    def explain(self, prog: str, words: Sequence[str]) -> str:
-        """Return what is wrong with the first word, and what to type. The other words are the rest of the line."""
-        raise NotImplementedError
+    For a stream in the place of an action, the error gives the command to type.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """See argparse."""
@@ -119,15 +118,8 @@ class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
             parser.error(self.explain(parser.prog, values))
         super().__call__(parser, namespace, values, option_string)
 
-
-class Actions(Choices):
-    """The actions of a command on a stream.
-
-    For a stream in the place of an action, the error gives the command to type.
-    """
-
     def explain(self, prog: str, words: Sequence[str]) -> str:
-        """See `Choices`."""
+        """Return what is wrong with the first word, and what to type. The other words are the rest of the line."""
         near = difflib.get_close_matches(words[0], self.choices, 1) if len(words) > 1 else []
         if near:
             line = [*prog.split(), near[0], *words[1:]]
@@ -184,7 +176,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog.replace(PART, 'penstock produce')} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if not isinstance(action, Choices):
+        if not isinstance(action, Actions):
             super()._check_value(action, value)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:

@@ -25,7 +25,7 @@ from penstock.cli import (
     POLICY,
     SERVER_URL,
     STREAM_NAME,
-    Choices,
+    Actions,
     Parser,
     WrongUsage,
     add_url,
@@ -448,14 +448,14 @@ _OTHER_KINDS = {
 """Name of a kind of source in other libraries -> its name here."""
 
 
-class SourceKinds(Choices):
+class SourceKinds(Actions):
     """The kinds of sources.
 
     For a path in the place of a kind, the error gives the whole command to type.
     """
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
-        """See `Choices`."""
+        """See `Actions`."""
         word, rest = words[0], list(words)
         other = _OTHER_KINDS.get(word.casefold())
         near = [other] if other else difflib.get_close_matches(word, self.choices, 1)
