@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     Ctrl-C, SIGTERM and SIGHUP stop the production. The same command, started again, continues it.
     """
-    from penstock.cli.production import ProductionView, tell, tell_classes
+    from penstock.cli.production import ProductionView, summary_json, summary_line, tell_classes
     from penstock_producer.jobs.production import SplitProduction
 
     end_by_signals()
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 for part, look in productions.run():
                     views[part].update(look)
             for summary in productions.summaries():
-                tell(console, summary, args.json)
+                console.answer(summary_json(summary), summary_line(summary), as_json=args.json)
     except KeyboardInterrupt:
         if not getattr(args, "endless", False):  # a feed has reported its progress, and starts again from the beginning
             console.notice("stopped; what is committed stands, and the same command goes on from there")

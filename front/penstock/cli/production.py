@@ -208,21 +208,29 @@ def tell_classes(console: Console, url: str, streams: Iterable[str]) -> None:
         console.notice(line)
 
 
-def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
-    """Print the result. The rate is that of this run, without what earlier runs made."""
-    made = summary.samples - summary.made_before
-    rate, flow = (total / summary.seconds if summary.seconds else 0.0 for total in (made, summary.nbytes))
-    if as_json:
-        console.json(dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1), "bytes_per_s": round(flow)})
-        return
+def summary_json(summary: ProductionSummary) -> dict[str, object]:
+    """Return the result for a program."""
+    rate, flow = _rates(summary)
+    return dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1), "bytes_per_s": round(flow)}
+
+
+def summary_line(summary: ProductionSummary) -> str:
+    """Return the result for a person."""
+    rate, _ = _rates(summary)
     count = len(summary.epochs)
     epochs = f"{count} epoch{'s' if count > 1 else ''} of {summary.stream!r}" if count else f"feed {summary.stream!r}"
     bad = f"{summary.bad:,} of them bad" if summary.bad else "0 bad"
     before = f"{summary.made_before:,} of them made before, " if summary.made_before else ""
-    console.line(
+    return (
         f"produced {epochs}: {summary.samples:,} samples, {bad}, {before}{size(summary.nbytes)} "
         f"in {summary.seconds:.1f} s ({rate:,.0f} samples/s)"
     )
+
+
+def _rates(summary: ProductionSummary) -> tuple[float, float]:
+    """Return samples and bytes a second of this run. What earlier runs made is not among the samples."""
+    made = summary.samples - summary.made_before
+    return (made / summary.seconds, summary.nbytes / summary.seconds) if summary.seconds else (0.0, 0.0)
 
 
 def size(nbytes: int) -> str:

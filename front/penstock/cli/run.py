@@ -298,7 +298,7 @@ class _RunSession:
         return code
 
     def _produce(self, production: Any) -> None:
-        from penstock.cli.production import ProductionView, tell
+        from penstock.cli.production import ProductionView, summary_line
 
         try:
             with self._console.progress(_PROGRESS_S) as shown:
@@ -308,14 +308,7 @@ class _RunSession:
                     if self._stopping.is_set():
                         return
             for summary in production.summaries():
-                tell(_OnStderr(self._console), summary, False)  # type: ignore[arg-type]
+                self._console.notice(summary_line(summary))  # stdout belongs to the training command
         except Exception as error:
             self._failure = error
             self._trainer.fail()
-
-
-class _OnStderr:
-    """A console that prints results on stderr, because stdout belongs to the training command."""
-
-    def __init__(self, console: Console) -> None:
-        self.line = console.notice
