@@ -348,12 +348,20 @@ def of_node(command: str, client: Client) -> str:
 
     redis-cli takes the password from REDISCLI_AUTH. A command that names no node is for all nodes.
     """
-    settings, node = client.connection_pool.connection_kwargs, client.node_of(None).connection_pool.connection_kwargs
-    user = f" --user {shlex.quote(settings['username'])}" if settings.get("username") else ""
-    tls = f" --tls{tls_options(client)}" if client.where.startswith("rediss:") else ""
+    node = client.node_of(None).connection_pool.connection_kwargs
     where = shlex.quote(f"{node['host']}:{node['port']}")
     command = re.sub(r"redis-cli (?!-)", f"redis-cli --cluster call {where} ", command)
-    return command.replace("redis-cli ", f"redis-cli{user}{tls} ")
+    return command.replace("redis-cli ", f"redis-cli{login_options(client)} ")
+
+
+def login_options(client: Client) -> str:
+    """Return the options of redis-cli that every connection to a node needs.
+
+    A password is no option, because every user of the host could read it.
+    """
+    name = client.connection_pool.connection_kwargs.get("username")
+    user = f" --user {shlex.quote(name)}" if name else ""
+    return f"{user} --tls{tls_options(client)}" if client.where.startswith("rediss:") else user
 
 
 def needs_password(command: str, client: Client) -> bool:

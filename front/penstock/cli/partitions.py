@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from typing import TYPE_CHECKING
 
-from penstock.cli import LOGIN_HINT, add_stream, connected, tls_options
+from penstock.cli import LOGIN_HINT, add_stream, connected, login_options
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -56,17 +55,7 @@ def _view(client: Client, name: str) -> PartitionsView:
         placed.append(PlacedPartition(partition.number, slot_of(partition.roster), where, roster.bytes, largest))
     nodes = look_at_nodes(client)
     spare = {other.where: other for node in nodes for other in node.others}
-    return view_partitions(name, placed, [*nodes, *spare.values()], _login(client))
-
-
-def _login(client: Client) -> str:
-    """Return the options of redis-cli that every connection needs. A password is no option, because all may see it."""
-    settings = client.connection_pool.connection_kwargs
-    user = settings.get("username")
-    login = f" --user {shlex.quote(user)}" if user not in (None, "", "default") else ""
-    if client.where.startswith("rediss"):
-        login += f" --tls{tls_options(client)}"
-    return login
+    return view_partitions(name, placed, [*nodes, *spare.values()], login_options(client))
 
 
 def _print(view: PartitionsView, console: Console, *, has_password: bool) -> None:
