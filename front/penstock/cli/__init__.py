@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import math
 import operator
 import re
 import shlex
@@ -402,16 +403,17 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def seconds(least: float, most: float) -> Callable[[str], float]:
-    """Return an argparse type: seconds within these bounds, also a fraction."""
+def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
+    """Return an argparse type: a finite number of seconds within these bounds, also a fraction."""
 
     def number(text: str) -> float:
         try:
             found = float(text)
         except ValueError:
             found = -1.0
-        if not least <= found <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {most:g}")
+        if not least <= found < math.inf or (most is not None and found > most):
+            upto = "" if most is None else f" to {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g}{upto}")
         return found
 
     return number

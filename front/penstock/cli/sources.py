@@ -34,6 +34,7 @@ from penstock.cli import (
     of_usage,
     queue_name,
     queue_url_of,
+    seconds,
     url_of,
     whole_number,
 )
@@ -180,7 +181,11 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add("--on-error", choices=("quarantine", "skip", "fail"), default="quarantine", help=what)
     add("--max-bad", type=_max_bad, metavar="N|P%", help="more bad fail an epoch (default: 50%%)")
     add(
-        "--sample-limit", type=_seconds, default=300.0, metavar="S", help="longer ones hang (default: 300; 0: no limit)"
+        "--sample-limit",
+        type=seconds(0),
+        default=300.0,
+        metavar="S",
+        help="longer ones hang (default: 300; 0: no limit)",
     )
     add_spec(add)
     add(
@@ -402,16 +407,6 @@ def _size(text: str) -> int | tuple[int, int]:
     if not 1 <= len(numbers) <= 2 or 0 in numbers:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 224x224 (height x width) or 224")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, like 60 or 0.5; 0 is no limit")
-    return seconds
 
 
 def _max_bad(text: str) -> str:
