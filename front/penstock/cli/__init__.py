@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock_common.errors import PenstockError
+from penstock_common.extras import needed
 from penstock_common.settings import DEFAULT_URL, Settings
 
 if TYPE_CHECKING:
@@ -389,6 +390,13 @@ def _url_in_shell(args: argparse.Namespace) -> str:
     if settings.url_file:
         return '"$(cat "$PENSTOCK_URL_FILE")"'
     return '"$(penstock server --print-url)"' if settings.url != DEFAULT_URL else ""
+
+
+def require_web(user: str, hint: str = "") -> None:
+    """Raise MissingExtra, with these words, unless the packages of an HTTP server are installed."""
+    for name in ("starlette", "uvicorn"):
+        with needed(name, user, hint):
+            importlib.import_module(name)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

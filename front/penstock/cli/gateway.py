@@ -6,7 +6,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli import PORT, WrongUsage, accepted_by, add_json, add_url, byte_size, of_usage, seconds, url_of
+from penstock.cli import (
+    PORT,
+    WrongUsage,
+    accepted_by,
+    add_json,
+    add_url,
+    byte_size,
+    of_usage,
+    require_web,
+    seconds,
+    url_of,
+)
 from penstock.cli import whole_number as whole
 from penstock.cli.interrupts import end_by_signals
 from penstock_common.tuning import LEASE_S
@@ -82,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Serve until Ctrl-C, SIGTERM or SIGHUP, or make a token."""
     from penstock.gateway.tokens import new_token
-    from penstock_common.extras import needed
 
     if args.make_token is not None:
         token = new_token()
@@ -90,10 +100,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         value = {"stream": stream, "group": group, "token": token}
         console.answer(value, f"{args.make_token} {token}", as_json=args.json)
         return 0
-    with needed("starlette", "penstock gateway"):
-        import starlette  # noqa: F401
-    with needed("uvicorn", "penstock gateway"):
-        import uvicorn  # noqa: F401
+    require_web("penstock gateway")
     end_by_signals()
     return _serve(args, console)
 

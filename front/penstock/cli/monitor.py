@@ -17,6 +17,7 @@ from penstock.cli import (
     add_url,
     connected,
     needs_password,
+    require_web,
     seconds,
     typed,
     url_of,
@@ -131,14 +132,9 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
 
 def _serve(args: argparse.Namespace, console: Console) -> int:
     """Serve the page until Ctrl-C, SIGTERM or SIGHUP."""
-    from penstock_common.extras import needed
-
     if args.once:
         raise WrongUsage("--once prints one screen, and --web shows a page until it is ended: give one of them")
-    with needed("starlette", "penstock monitor --web", "without --web it needs no server"):
-        import starlette  # noqa: F401
-    with needed("uvicorn", "penstock monitor --web", "without --web it needs no server"):
-        import uvicorn  # noqa: F401
+    require_web("penstock monitor --web", "without --web it needs no server")
     from penstock.gateway.monitor import monitor_app
     from penstock.gateway.serve import address_of, bound, serve
     from penstock.gateway.tokens import new_token
