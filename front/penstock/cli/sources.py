@@ -278,11 +278,8 @@ def _stream(args: argparse.Namespace, part: str) -> str:
 
 def workers_of(args: argparse.Namespace) -> dict[str, int]:
     """Return the local workers of each part of a split: each has its share, and at least one."""
-    split = getattr(args, "split", None)
-    if split is None:
-        return {"": worker_count(args)}
-    count = worker_count(args)
-    return {name: max(min(1, count), round(count * fraction)) for name, fraction in split}
+    count, parts = worker_count(args), getattr(args, "split", None) or (("", 1.0),)
+    return {name: max(min(1, count), round(count * fraction)) for name, fraction in parts}
 
 
 def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> ProductionPlan:
