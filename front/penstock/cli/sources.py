@@ -23,16 +23,15 @@ from penstock.cli import (
     PART,
     PAYLOAD,
     POLICY,
-    SERVER_URL,
     STREAM_NAME,
     Actions,
     Parser,
     WrongUsage,
+    add_jobs,
     add_url,
     budget_size,
     byte_size,
     of_usage,
-    queue_name,
     queue_url_of,
     seconds,
     url_of,
@@ -75,9 +74,7 @@ def add_sources(
     images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
     _add_images(images)
     dataset = kinds.add_parser("dataset", help="an object with a length and items, or equally long arrays")
-    dataset.add_argument("name", type=_import_name(dataset), metavar="NAME", help=_NAME)
     keras = kinds.add_parser("keras", help="a Keras Sequence or PyDataset")
-    keras.add_argument("name", type=_import_name(keras), metavar="NAME", help=_NAME)
     generator = kinds.add_parser("generator", help="an iterable, or a function giving one; read by one worker")
     generator.add_argument("name", type=_import_name(generator), metavar="NAME", nargs="?", help=_NAME)
     generator.add_argument(
@@ -99,7 +96,6 @@ def add_sources(
         ".npy without a name is called as its file is",
     )  # fmt: skip
     torch = kinds.add_parser("torch", help="a torch Dataset, IterableDataset or DataLoader")
-    torch.add_argument("name", type=_import_name(torch), metavar="NAME", help=_NAME)
     torch.add_argument("--limit", type=_COUNT, metavar="N", help="end the pass after N items; not for a Dataset")
     _add_endless(torch)
     mix = kinds.add_parser("mix", help="several sources as one, each with its share of every epoch")
@@ -113,6 +109,8 @@ def add_sources(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="for the source; JSON, or else a text"
     )
     _add_endless(source)
+    for each in (dataset, keras, torch):
+        each.add_argument("name", type=_import_name(each), metavar="NAME", help=_NAME)
     for each in (images, dataset, generator, tar, arrays, torch, source):
         each.add_argument(
             "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
@@ -226,14 +224,7 @@ def add_spec(add: Callable[..., argparse.Action]) -> None:
 
 def add_queue(parser: argparse.ArgumentParser) -> None:
     """Add the options for the queue's server, and for the memory of its workers."""
-    parser.add_argument(
-        "--queue-url",
-        type=SERVER_URL,
-        help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)",
-    )
-    parser.add_argument(
-        "--queue", type=queue_name, default="penstock", metavar="NAME", help="of jobs (default: %(default)s)"
-    )
+    add_jobs(parser)
     parser.add_argument(
         "--worker-memory",
         type=byte_size,
