@@ -6,6 +6,7 @@ The script is made from the parsers and is complete: a press of Tab starts no Py
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -126,7 +127,10 @@ complete -o default -F _penstock penstock
 
 def _zsh(found: dict[str, CompletionPoint]) -> str:
     def words(each: dict[str, str]) -> str:
-        return f"found=({' '.join(_quoted(':'.join(map(_colons, filter(None, pair)))) for pair in each.items())})"
+        escaped = [
+            [part.replace(":", "\\:") for part in pair if part] for pair in each.items()
+        ]  # ':' comes before help
+        return f"found=({shlex.join(map(':'.join, escaped))})"
 
     return _filled(_ZSH, found, words)
 
@@ -186,16 +190,6 @@ end
 
 def _described(text: str) -> str:
     return f" -d {_fish_quoted(text)}" if text else ""
-
-
-def _colons(text: str) -> str:
-    """Escape the separator between a word and its help in zsh's lists."""
-    return text.replace(":", "\\:")
-
-
-def _quoted(text: str) -> str:
-    """Quote a text for bash and zsh, in single quotes."""
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _fish_quoted(text: str) -> str:
