@@ -93,39 +93,38 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     from penstock_common.explain.servers import PartitionsAway
     from penstock_common.stream.directory import StreamLister
     from penstock_common.stream.rights import MONITOR, require_rights
+    from penstock_common.stream.streams import look_at_each
 
-    name: str | None = args.stream
-    require_rights(client, MONITOR, name)
+    require_rights(client, MONITOR, args.stream)
     lister = StreamLister(client)
     monitors: dict[str, StreamMonitor] = {}
     before: dict[str, StreamSnapshot] = {}
+
+    def look(name: str) -> dict[str, Any] | None:
+        try:
+            snapshot = monitors.setdefault(name, StreamMonitor(client, name)).snapshot()
+        except StreamNotFound:
+            if args.stream is not None:
+                raise
+            return None  # deleted since it was listed
+        except DamagedKey:
+            del monitors[name]  # it was deleted during the look
+            raise
+        record = seen(before.get(name), snapshot)
+        before[name] = snapshot
+        found = record["bottleneck"]
+        found["remedy"] = typed(found["remedy"], args, client)
+        if needs_password(found["remedy"], client):
+            found["remedy"] += f"  {LOGIN_HINT}"
+        return record
+
+    borne = (PartitionsAway,) if args.stream is not None else (PartitionsAway, DamagedKey)
     due = time.monotonic()
     while True:
-        records: list[dict[str, Any]] = []
-        for each in [name] if name is not None else lister.names():
-            monitor = monitors.setdefault(each, StreamMonitor(client, each))
-            try:
-                snapshot = monitor.snapshot()
-            except StreamNotFound:
-                if name is not None:
-                    raise
-                continue  # deleted since it was listed
-            except PartitionsAway as error:
-                records.append({"stream": each, "error": str(error)})
-                continue
-            except DamagedKey as error:
-                if name is not None:
-                    raise
-                records.append({"stream": each, "error": str(error)})
-                del monitors[each]  # it was deleted during the look
-                continue
-            records.append(seen(before.get(each), snapshot))
-            found = records[-1]["bottleneck"]
-            found["remedy"] = typed(found["remedy"], args, client)
-            if needs_password(found["remedy"], client):
-                found["remedy"] += f"  {LOGIN_HINT}"
-            before[each] = snapshot
-        yield [*records, *({"stream": others, "error": why} for others, why in lister.unseen.items())]
+        names = [args.stream] if args.stream is not None else lister.names()
+        records, errors = look_at_each(names, look, borne)
+        reasons = {name: str(error) for name, error in errors.items()} | lister.unseen
+        yield [*records, *({"stream": name, "error": why} for name, why in reasons.items())]
         due = max(due + args.every, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 
