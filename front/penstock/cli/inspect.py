@@ -102,7 +102,7 @@ def _print_streams(streams: list[StreamDetails], console: Console) -> None:
 
 
 def _print_stream(details: StreamDetails, console: Console) -> None:
-    from penstock.views.servers import HEAD, is_worth_showing, server_json, server_rows
+    from penstock.views.servers import HEAD, is_worth_showing, server_json, server_row
 
     stream, seen = details.stream, details.snapshot
     final = "" if seen.final is None else f" of {seen.final} planned"
@@ -131,7 +131,7 @@ def _print_stream(details: StreamDetails, console: Console) -> None:
         console.line(f"no group reads it yet: start a trainer, or `penstock groups declare {seen.name} NAME`")
     if is_worth_showing(seen.servers):
         console.line()
-        console.table(server_rows([server_json(server) for server in seen.servers]), head=HEAD)
+        console.table([server_row(server_json(server)) for server in seen.servers], head=HEAD)
     members = [row for group in seen.groups for row in _member_rows(group)]
     if members:
         console.line()

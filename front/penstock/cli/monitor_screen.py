@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.console import Bar, Styled, TextTable
 from penstock.cli.interrupts import QUIT_KEY, quit_key
-from penstock.views.servers import HEAD, server_rows
+from penstock.views.servers import HEAD, server_row
 from penstock_common.errors import ServerUnavailable
 from penstock_common.printable import printable, printable_values, readable_bytes
 
@@ -124,7 +124,7 @@ def _parts(record: dict[str, Any], width: int) -> list[Part]:
     if record["workers"] or record["silent_workers"]:
         parts += ["", _workers(record["workers"], record["silent_workers"])]
     if record["servers"]:
-        table = TextTable(HEAD, server_rows(record["servers"]), wrapped=("server", "partitions"))
+        table = TextTable(HEAD, list(map(server_row, record["servers"])), wrapped=("server", "partitions"))
         parts += ["", table.without(("replicas", "replica lag")) if is_slim else table]
     return parts
 

@@ -9,7 +9,6 @@ from penstock.views.monitor import staffing
 from penstock.views.servers import server_json
 from penstock_common.explain.details import EpochDetails, StreamDetails
 from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot
-from penstock_common.stream.reported_rates import ReportedRate
 
 
 def stream_json(details: StreamDetails) -> dict[str, Any]:
@@ -44,7 +43,9 @@ def stream_json(details: StreamDetails) -> dict[str, Any]:
             for (epoch, shard), waiter in sorted(seen.waiting.items(), key=lambda each: each[1].since_ms)
         ],
         "workers": [
-            {"name": name, "rate": report.rate, **_times(report)} for name, report in seen.rates.workers.items()
+            {"name": name, "rate": report.rate}
+            | {kind: report.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
+            for name, report in seen.rates.workers.items()
         ],
         "trainers": [
             {"group": group, "member": member, "rate": report.rate}
@@ -104,7 +105,3 @@ def group_json(group: GroupSnapshot) -> dict[str, Any]:
         ],
         "ranks": [asdict(rank) for rank in group.ranks],
     }
-
-
-def _times(report: ReportedRate) -> dict[str, float]:
-    return {kind: report.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}

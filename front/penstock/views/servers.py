@@ -49,12 +49,8 @@ def is_worth_showing(servers: Sequence[ServerSnapshot]) -> bool:
     return len(servers) > 1 or any(server.replicas for server in servers)
 
 
-def server_rows(servers: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]:
-    """Return the rows of a table under `HEAD`, from `server_json`."""
-    return [_row(server) for server in servers]
-
-
-def _row(server: dict[str, Any]) -> tuple[object, ...]:
+def server_row(server: dict[str, Any]) -> tuple[object, ...]:
+    """Return the row of a table under `HEAD`, from `server_json`."""
     numbers = server["partitions"]
     shown = ", ".join(map(str, numbers[:SHOWN])) + (f" and {len(numbers) - SHOWN} more" if numbers[SHOWN:] else "")
     if server["away"]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.views.statistics import (
     BYTE_WIDE,
+    WHOLE,
     ByteCounts,
     CompressionEstimate,
     Moments,
@@ -78,7 +79,7 @@ class TensorSummary:
         self._moments = Moments.none(columns)
         self.draw = UniformSample(rng)
         """A random sample of the numbers that are not counted by value."""
-        self._distinct: dict[int, int] | None = {} if self.of == "length" or _is_whole(spec) else None
+        self._distinct: dict[int, int] | None = {} if self.of == "length" or spec.dtype.startswith(WHOLE) else None
         self.nan_first = ""
         """The first sample that has a NaN or an infinity."""
         self.least: NDArray[np.int64] | None = None
@@ -117,7 +118,7 @@ class TensorSummary:
         else:
             self._add_shapes(column.shapes[rows])
         if self._lost > lost and not self.nan_first:
-            at = next(number for number, values in enumerate(split(column, rows)) if _has_nonfinite(values))
+            at = next(at for at, values in enumerate(split(column, rows)) if not np.isfinite(real(values)).all())
             self.nan_first = identity_of(int(rows[at]))
         self.constant.add(column, rows, identity_of)
 
@@ -208,14 +209,6 @@ class TensorSummary:
         if not distinct or self.spec.shape != () or self.of != "value":
             return None
         return dict(sorted(distinct.items()))
-
-
-def _is_whole(spec: TensorSpec) -> bool:
-    return spec.dtype == "bool" or spec.dtype.startswith(("int", "uint"))
-
-
-def _has_nonfinite(values: NDArray[Any]) -> bool:
-    return not bool(np.isfinite(real(values)).all())
 
 
 LARGE = 10.0

@@ -24,6 +24,8 @@ PIECE = 1 << 17
 CHANNELS = (1, 3, 4)
 """The channels of an image: grey, RGB, RGBA."""
 LEAST_SIDE = 4
+WHOLE = ("bool", "int", "uint")
+"""The beginnings of the dtypes of whole numbers."""
 
 
 def channel_axis(spec: TensorSpec) -> int | None:
