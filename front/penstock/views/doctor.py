@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.views.bottleneck import ALLOWED
-from penstock.views.monitor import seen, silent_hosts
+from penstock.views.bottleneck import ALLOWED, judge
+from penstock.views.monitor import silent_hosts, situation
 from penstock_common.explain.queues import ForeignWorker
 from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.printable import readable_bytes
@@ -178,22 +178,22 @@ def waiting_writers(facts: StreamFacts) -> Finding:
     is_read = any(member.is_live for group in snapshot.groups for member in group.members)
     if not snapshot.waiting or (is_read and snapshot.waited_s < LONG_WAIT_S):
         return ok("waiting writers", f"{len(snapshot.waiting)}")
-    verdict, found = seen(None, snapshot)["bottleneck"], ""
+    verdict, found = judge(situation(snapshot)), ""
     if snapshot.waited_s >= LONG_WAIT_S:
         count = len(snapshot.waiting)
         found = f"{count} wait{'s' if count == 1 else ''} for space, the longest for {snapshot.waited_s:.0f} s: "
     return Finding(
-        "waiting writers", "warning", f"{found}{verdict['text']}",
-        verdict["remedy"] or f"penstock monitor {snapshot.name}",
+        "waiting writers", "warning", f"{found}{verdict.text}",
+        verdict.remedy or f"penstock monitor {snapshot.name}",
     )  # fmt: skip
 
 
 def pace(facts: StreamFacts) -> Finding:
     """Check the rate: a training job that waits for its data is slow, even if all else is well."""
-    verdict = seen(None, facts.snapshot)["bottleneck"]
-    if verdict["cause"] not in SLOW:
-        return ok("pace", verdict["text"])
-    return Finding("pace", "note", verdict["text"], verdict["remedy"] or f"penstock monitor {facts.snapshot.name}")
+    verdict = judge(situation(facts.snapshot))
+    if verdict.cause not in SLOW:
+        return ok("pace", verdict.text)
+    return Finding("pace", "note", verdict.text, verdict.remedy or f"penstock monitor {facts.snapshot.name}")
 
 
 def idle_workers(facts: StreamFacts) -> Finding:
