@@ -93,8 +93,11 @@ def _gathered(viewer: SampleReader, args: argparse.Namespace, names: dict[str, l
 
 def _print(console: Console, result: dict[str, Any]) -> None:
     console.line((f"stream {result['stream']}, epoch {result['epoch']}", "bold"), f": {_amount(result)}")
-    for line in _missed(result):
-        console.notice(line)
+    if result["trimmed"]:
+        console.notice(f"{result['trimmed']} samples are left out: retention has removed them")
+    if result["unreadable"]:
+        why = result["why_unreadable"]
+        console.notice(f"{result['unreadable']} samples are left out: their entries cannot be read ({why})")
     for tensor in result["tensors"]:
         console.line()
         _print_tensor(console, tensor)
@@ -111,18 +114,6 @@ def _amount(result: dict[str, Any]) -> str:
     if result["seed"] is None:
         return f"all {result['samples_read']} samples{running}"
     return f"{result['samples_read']} of {there} samples{running}, drawn with seed {result['seed']}; --exact reads all"
-
-
-def _missed(result: dict[str, Any]) -> list[str]:
-
-    lines = []
-    if result["trimmed"]:
-        lines.append(f"{result['trimmed']} samples are left out: retention has removed them")
-    if result["unreadable"]:
-        lines.append(
-            f"{result['unreadable']} samples are left out: their entries cannot be read ({result['why_unreadable']})"
-        )
-    return lines
 
 
 def _print_tensor(console: Console, one: dict[str, Any]) -> None:
