@@ -328,11 +328,10 @@ class ProgressBars:
     def remove(self, bar: ProgressBar) -> None:
         """Write a bar above the others, once, because it no longer changes."""
         with self._lock:
-            if bar in self._bars:
-                self._write([bar])
-                self._bars.remove(bar)
-                self._last = self._clock() - (self._pause_s if self._terminal else 0.0)
-                self.changed()
+            self._write([bar])
+            self._bars.remove(bar)
+            self._last = self._clock() - (self._pause_s if self._terminal else 0.0)
+            self.changed()
 
     def changed(self) -> None:
         """Show the bars if the last picture is old enough."""

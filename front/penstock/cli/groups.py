@@ -106,9 +106,8 @@ def _span(seconds: float) -> str:
 
 def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
     from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
-    from penstock_common.stream.keys import checked_name
 
-    name = checked_name("group", args.name)
+    name = args.name
     known = load_roster(client, stream.partitions[0]).groups.get(name)
     order = RankOrder(0, 0, 0) if args.ordered else None
     first = join_group(client, Membership(stream, name, "", "", order), declared=True)
