@@ -89,8 +89,7 @@ class ProductionView:
     ) -> None:
         self._console, self._shown, self._as_json, self._clock = console, shown, as_json, clock
         self._part = part
-        self._bars: dict[int, ProgressBar] = {}
-        self._paces: dict[int, _CountRate] = {}
+        self._running: dict[int, tuple[ProgressBar, _CountRate]] = {}
         self._whole = _CountRate()
         self._ended: set[int] = set()
         self._fleet: ProgressBar | None = None
@@ -116,12 +115,11 @@ class ProductionView:
             self._waits = look.waits
 
     def _draw(self, epoch: EpochProgress, now: float, *, is_held_up: bool) -> None:
-        bar = self._bars.get(epoch.epoch)
-        if bar is None:
-            label = f"{self._part} {_called(epoch.epoch)}".strip()
-            bar = self._bars[epoch.epoch] = self._shown.add(label, epoch.samples, "samples")
-            self._paces[epoch.epoch] = _CountRate()
-        pace = self._paces[epoch.epoch]
+        if epoch.epoch not in self._running:
+            name = f"epoch {epoch.epoch}" if epoch.epoch >= 0 else "feed"
+            bar = self._shown.add(f"{self._part} {name}".strip(), epoch.samples, "samples")
+            self._running[epoch.epoch] = bar, _CountRate()
+        bar, pace = self._running[epoch.epoch]
         pace.add(now, epoch.done, epoch.nbytes)
         note = _note(epoch, pace, pace.left_s(epoch.samples, is_held_up=is_held_up))
         if epoch.state != "produced":
@@ -129,7 +127,7 @@ class ProductionView:
             return
         self._ended.add(epoch.epoch)
         bar.finish(epoch.done, note, epoch.samples)
-        del self._bars[epoch.epoch], self._paces[epoch.epoch]
+        del self._running[epoch.epoch]
 
     def _draw_fleet(self, look: ProductionProgress) -> None:
         if self._fleet is None:
@@ -184,10 +182,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _called(epoch: int) -> str:
-    return f"epoch {epoch}" if epoch >= 0 else "feed"
 
 
 def tell_classes(console: Console, url: str, streams: Iterable[str]) -> None:
