@@ -182,17 +182,15 @@ def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, conso
 
 def _line(record: dict[str, Any]) -> str:
     """Return one line for a log."""
+    from penstock.cli.monitor_screen import rate
+
     if "error" in record:
         return f"stream {record['stream']!r} cannot be read: {record['error']}"
     held = f"{readable_bytes(record['held_bytes'])} of {readable_bytes(record['budget_bytes'])}"
     groups = "".join(
-        f"; {one['name']} takes {_rate(one['out']['samples_per_s'])}, lag {one['lag_samples']}"
+        f"; {one['name']} takes {rate(one['out']['samples_per_s'])}, lag {one['lag_samples']}"
         for one in record["groups"]
     )
     return (
-        f"{record['stream']}: {_rate(record['in']['samples_per_s'])} in, {held}{groups}; {record['bottleneck']['text']}"
+        f"{record['stream']}: {rate(record['in']['samples_per_s'])} in, {held}{groups}; {record['bottleneck']['text']}"
     )
-
-
-def _rate(value: float | None) -> str:
-    return "?" if value is None else f"{value:,.0f}/s"
