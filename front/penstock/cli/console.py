@@ -122,21 +122,14 @@ class Console:
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self._out, self._err = out, err
+        self.out = out or sys.stdout
+        """The stream for results."""
+        self.err = err or sys.stderr
+        """The stream for everything else."""
         self._progress: ProgressBars | None = None
         """The bars that are on the terminal now, if any. They disappear while a line is printed."""
         self.is_shared = False
         """Whether a program that was started here prints on the same terminal; see `share`."""
-
-    @property
-    def out(self) -> TextIO:
-        """Return the stream for results."""
-        return self._out or sys.stdout
-
-    @property
-    def err(self) -> TextIO:
-        """Return the stream for everything else."""
-        return self._err or sys.stderr
 
     def line(self, *parts: str | Styled) -> None:
         """Print a line of the result on stdout at once. Its parts follow each other without a space."""
