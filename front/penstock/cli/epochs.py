@@ -101,14 +101,12 @@ def _pin(client: Client, stream: Stream, args: argparse.Namespace, console: Cons
 
     is_pin = args.action == "pin"
     changed = (pin_epoch if is_pin else unpin_epoch)(client, stream, args.epoch)
-    if args.json:
-        console.json({"stream": stream.name, "epoch": args.epoch, "pinned": is_pin, "changed": changed})
-    elif is_pin:
-        before = "" if changed else " (it was before)"
-        console.line(f"epoch {args.epoch} of {stream.name!r} is pinned{before}: it is kept whole until it is unpinned")
+    if is_pin:
+        what = f"pinned{'' if changed else ' (it was before)'}: it is kept whole until it is unpinned"
     else:
         what = "left to retention again" if changed else "not pinned"
-        console.line(f"epoch {args.epoch} of {stream.name!r} is {what}")
+    value = {"stream": stream.name, "epoch": args.epoch, "pinned": is_pin, "changed": changed}
+    console.answer(value, f"epoch {args.epoch} of {stream.name!r} is {what}", as_json=args.json)
 
 
 def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
