@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.cli import PORT, STREAM_NAME, add_jobs, add_url, queue_url_of, url_of
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.views.exporter import StreamMetrics
     from penstock_common.explain.monitor import StreamMonitor
-    from penstock_common.explain.queues import QueueSnapshot
     from penstock_common.explain.servers import ServerLooks
     from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
@@ -56,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Serve metrics until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock.views.exporter import StreamMetrics
+    from penstock_common.explain.queues import queue_names, snapshot_queues
     from penstock_common.extras import needed
     from penstock_common.server.connection import may_keep_jobs
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     with (
         StreamsServer(lambda: url_of(args), args.stream, console) as streams,
-        QueueServer(lambda: queue_url_of(args) or url_of(args), args.queue, console) as jobs,
+        WatchedServer(lambda: queue_url_of(args) or url_of(args), console) as jobs,
     ):
         client = streams.connected()
         has_queue = queue_url_of(args) is not None or may_keep_jobs(client)
@@ -73,7 +73,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
         def look_at_both() -> None:
             streams.look(metrics)
-            metrics.take_queues(jobs.look(metrics.snapshots) if has_queue else None)
+            if has_queue:  # its server may be away while that of the streams is not
+                queues = queue_names(args.queue, metrics.snapshots)
+                metrics.take_queues(jobs.ask(lambda client: snapshot_queues(client, queues)))
 
         look_at_both()
         registry.register(metrics)
@@ -172,21 +174,10 @@ class StreamsServer(WatchedServer):
         damaged = self.ask(lambda client: look(client, self._names, self._monitors, self._looks, metrics))
         if damaged is None:
             metrics.take(None)
-        self._damaged = _report_damage(damaged or {}, self._damaged, self._console)
-
-
-class QueueServer(WatchedServer):
-    """The server of the queue, which may be away while the streams' server is not."""
-
-    def __init__(self, url: Callable[[], str], queue: str, console: Console) -> None:
-        super().__init__(url, console)
-        self._queue = queue
-
-    def look(self, names: Iterable[str]) -> QueueSnapshot | None:
-        """Count the jobs of the queues that these streams may have. Returns None while the server is away."""
-        from penstock_common.explain.queues import queue_names, snapshot_queues
-
-        return self.ask(lambda client: snapshot_queues(client, queue_names(self._queue, names)))
+        before, self._damaged = self._damaged, damaged or {}
+        for name, why in self._damaged.items():
+            if before.get(name) != why:
+                self._console.notice(f"penstock: stream {name!r} cannot be read, and its metrics are left out: {why}")
 
 
 def look(
@@ -225,11 +216,3 @@ def look(
     for name in damaged:
         del monitors[name]  # it was deleted during the look
     return {name: str(error) for name, error in damaged.items()}
-
-
-def _report_damage(damaged: dict[str, str], before: dict[str, str], console: Console) -> dict[str, str]:
-    """Print what the round before did not print, and return what is wrong now."""
-    for name, why in damaged.items():
-        if before.get(name) != why:
-            console.notice(f"penstock: stream {name!r} cannot be read, and its metrics are left out: {why}")
-    return damaged
