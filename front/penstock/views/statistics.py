@@ -124,20 +124,14 @@ class Moments:
             return cls.none(rows.shape[1])
         columns = np.ascontiguousarray(rows.T)  # numpy sums along short rows many times slower
         finite = np.isfinite(columns)
-        size = float(len(rows))
         with np.errstate(over="ignore", invalid="ignore"):
-            if finite.all():
-                mean = columns.mean(axis=1)
-                m2 = np.square(columns - mean[:, None]).sum(axis=1)
-                lost = [np.zeros(len(columns)), np.zeros(len(columns))]
-                return cls(np.full(len(columns), size), mean, m2, columns.min(axis=1), columns.max(axis=1), *lost)
             count = finite.sum(axis=1).astype(np.float64)
             mean = np.where(finite, columns, 0).sum(axis=1) / np.maximum(count, 1)
             m2 = np.square(np.where(finite, columns - mean[:, None], 0)).sum(axis=1)
         nan = np.isnan(columns).sum(axis=1).astype(np.float64)
         low = np.where(finite, columns, np.inf).min(axis=1)
         high = np.where(finite, columns, -np.inf).max(axis=1)
-        return cls(count, mean, m2, low, high, nan, size - count - nan)
+        return cls(count, mean, m2, low, high, nan, len(rows) - count - nan)
 
     def merge(self, other: Moments) -> Moments:
         """Return the moments of the numbers of both."""
