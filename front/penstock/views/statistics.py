@@ -227,14 +227,10 @@ class UniformSample:
     def add(self, values: NDArray[np.float64]) -> None:
         """Add one piece, 1-D."""
         self.seen += len(values)
-        # of n uniform keys, Binomial(n, t) are below t, at any position, and each of them is uniform below t
-        count = int(self._rng.binomial(len(values), self._threshold))
-        if count < len(values):
-            values = values[self._rng.choice(len(values), count, replace=False, shuffle=False)]
-        self._keep(self._rng.random(count) * self._threshold, values)
-
-    def _keep(self, keys: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        keys, values = np.concatenate([self._keys, keys]), np.concatenate([self._values, values])
+        keys = self._rng.random(len(values))
+        is_drawn = keys < self._threshold
+        keys = np.concatenate([self._keys, keys[is_drawn]])
+        values = np.concatenate([self._values, values[is_drawn]])
         if len(keys) > self._kept:
             least = np.argpartition(keys, self._kept - 1)[: self._kept]
             keys, values = keys[least], values[least]
