@@ -68,7 +68,7 @@ def contact_sheet(
     width = max(2 * MARGIN + columns * (side + GAP) - GAP, 2 * MARGIN + 7 * len(title))
     sheet = Image.new("RGB", (width, 2 * MARGIN + LINE + GAP + rows * high), GROUND)
     pen = ImageDraw.Draw(sheet)
-    pen.text((MARGIN, MARGIN), _plain(title), fill=INK, font=_font())
+    pen.text((MARGIN, MARGIN), title, fill=INK, font=_font())
     for number, tile in enumerate(tiles):
         left = MARGIN + number % columns * (side + GAP)
         top = MARGIN + LINE + GAP + number // columns * high
@@ -131,23 +131,12 @@ def save(image: Image.Image, path: Path) -> None:
 
 
 def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(11) if _scales() else ImageFont.load_default()
-
-
-def _scales() -> bool:
-    """Return True if Pillow was built with FreeType. Without it there is one small font, of Latin letters."""
-    from PIL import features
-
-    return bool(features.check("freetype2"))
-
-
-def _plain(text: str) -> str:
-    return text if _scales() else text.encode("latin-1", "replace").decode("latin-1")
+    return ImageFont.load_default(11)
 
 
 def _cut(text: str, width: float) -> str:
     """Return as much of a text as fits into ``width`` pixels."""
-    text, font = _plain(text), _font()
+    font = _font()
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "..") > width:
