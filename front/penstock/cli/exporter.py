@@ -6,7 +6,8 @@ import argparse
 import errno
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cli import PORT, STREAM_NAME, add_jobs, add_url, queue_url_of, url_of
 from penstock.cli.interrupts import end_by_signals
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     end_by_signals()
     with (
-        StreamsServer(lambda: url_of(args), args.stream, console) as streams,
-        WatchedServer(lambda: queue_url_of(args) or url_of(args), console) as jobs,
+        closing(StreamsServer(lambda: url_of(args), args.stream, console)) as streams,
+        closing(WatchedServer(lambda: queue_url_of(args) or url_of(args), console)) as jobs,
     ):
         client = streams.connected()
         has_queue = queue_url_of(args) is not None or may_keep_jobs(client)
@@ -130,21 +131,16 @@ class WatchedServer:
                 again = f"The exporter itself reads the address anew and tries again every {SNAPSHOT_EVERY_S:g} seconds"
                 self._console.notice(f"penstock: {error}. {again}")
             self._refusal = str(error)
-            self._close()
+            self.close()
             return None
         self._has_answered, self._refusal = True, ""
         return answer
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the connections. The next look connects anew."""
         if self._client is not None:
             self._client.close()
             self._client = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
 
 
 class StreamsServer(WatchedServer):
