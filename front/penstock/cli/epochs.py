@@ -143,15 +143,13 @@ def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Co
             "ends with ShardMismatch, and its later samples are not part of the epoch"
         )
     samples = close_epoch(client, stream, args.epoch)
-    if args.json:
-        console.json({"stream": stream.name, "epoch": args.epoch, "closed": not before.is_ended, "samples": samples})
-    elif before.is_ended:
-        console.line(f"epoch {args.epoch} of {stream.name!r} was produced already, with {samples} samples")
+    if before.is_ended:
+        what = f"was produced already, with {samples} samples"
     else:
         planned = "" if before.samples is None else f" of {before.samples} planned"
-        console.line(
-            f"epoch {args.epoch} of {stream.name!r} is closed as it stands; samples committed: {samples}{planned}"
-        )
+        what = f"is closed as it stands; samples committed: {samples}{planned}"
+    value = {"stream": stream.name, "epoch": args.epoch, "closed": not before.is_ended, "samples": samples}
+    console.answer(value, f"epoch {args.epoch} of {stream.name!r} {what}", as_json=args.json)
 
 
 def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
@@ -163,13 +161,9 @@ def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: 
             f"epoch {args.epoch} of {stream.name!r} is complete, with {before.samples} samples: give --force to "
             "abandon it all the same; groups that have not read it never will"
         )
+    what = "was abandoned before"
     if before.state != ABANDONED:
         abandon_epoch(client, stream, args.epoch)
-    if args.json:
-        console.json({"stream": stream.name, "epoch": args.epoch, "abandoned": before.state != ABANDONED})
-    elif before.state == ABANDONED:
-        console.line(f"epoch {args.epoch} of {stream.name!r} was abandoned before")
-    else:
-        console.line(
-            f"epoch {args.epoch} of {stream.name!r} is abandoned: it takes no more samples, and its data may go"
-        )
+        what = "is abandoned: it takes no more samples, and its data may go"
+    value = {"stream": stream.name, "epoch": args.epoch, "abandoned": before.state != ABANDONED}
+    console.answer(value, f"epoch {args.epoch} of {stream.name!r} {what}", as_json=args.json)

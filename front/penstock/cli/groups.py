@@ -111,15 +111,13 @@ def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: 
     known = load_roster(client, stream.partitions[0]).groups.get(name)
     order = RankOrder(0, 0, 0) if args.ordered else None
     first = join_group(client, Membership(stream, name, "", "", order), declared=True)
-    if args.json:
-        console.json({"stream": stream.name, "group": name, "new": known is None, "first_epoch": first})
-    elif known is not None and known.declared:
-        console.line(f"group {name!r} of {stream.name!r} was declared before; it reads from epoch {first} on")
+    if known is not None and known.declared:
+        what = f"was declared before; it reads from epoch {first} on"
     else:
         what = "declared" if known is None else "was there and is declared now"
-        console.line(
-            f"group {name!r} of {stream.name!r} {what}: all from epoch {first} on is kept for it until it is dropped"
-        )
+        what += f": all from epoch {first} on is kept for it until it is dropped"
+    value = {"stream": stream.name, "group": name, "new": known is None, "first_epoch": first}
+    console.answer(value, f"group {name!r} of {stream.name!r} {what}", as_json=args.json)
 
 
 def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
