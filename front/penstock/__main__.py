@@ -97,7 +97,7 @@ def _moved(argv: Sequence[str], command_at: int) -> str:
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
     return (
         "usage: penstock COMMAND ...\n\nFeed training jobs through Redis Streams.\n\n"
         f"commands:\n{commands}\n\n"

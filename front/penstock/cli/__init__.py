@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock_common.errors import PenstockError
 from penstock_common.extras import needed
@@ -42,44 +42,34 @@ def of_usage() -> Iterator[None]:
         raise WrongUsage(str(error)) from None
 
 
-class Entry(NamedTuple):
-    """One command of the table."""
-
-    module: str
-    help: str
-    """One line. It is here and not in the module, so that ``penstock --help`` imports no command."""
-
-
-COMMANDS: dict[str, Entry] = {
-    "demo": Entry("penstock.demo.command", "see it all work: digits, workers, Redis, two models, an audit"),
-    "run": Entry("penstock.cli.run", "start server, workers and a training command together"),
-    "bench": Entry(
-        "penstock.cli.bench", "measure your source through a DataLoader and through Penstock, and say which to use"
-    ),
-    "produce": Entry("penstock.cli.produce", "make epochs of a source with worker processes"),
-    "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
-    "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
-    "inspect": Entry("penstock.cli.inspect", "show streams, or one stream's epochs, groups, lag and bytes"),
-    "partitions": Entry("penstock.cli.partitions", "show where a stream's partitions lie, and how to even them out"),
-    "show": Entry("penstock.cli.show", "show samples of a stream as pictures, with labels and identity"),
-    "stat": Entry("penstock.cli.stat", "tell ranges, means, classes and troubles of a stream's samples"),
-    "monitor": Entry("penstock.cli.monitor", "watch streams live: rates, lag, members, workers, the bottleneck"),
-    "tail": Entry("penstock.cli.tail", "follow what is written to a stream: a line for each entry, no payloads"),
-    "gateway": Entry("penstock.cli.gateway", "let browsers read and acknowledge as members of groups"),
-    "exporter": Entry("penstock.cli.exporter", "serve metrics of streams for Prometheus"),
-    "doctor": Entry("penstock.cli.doctor", "check server and streams as an expert would, and say what fixes it"),
-    "health": Entry("penstock.cli.health", "say whether a worker or a trainer of this host gave a heartbeat lately"),
-    "audit": Entry("penstock.cli.audit", "compare planned, written and trained on; name what is lost or duplicated"),
-    "bad": Entry("penstock.cli.bad", "list, show, retry or drop bad samples and dead letters"),
-    "groups": Entry("penstock.cli.groups", "list a stream's groups; declare or reset one, drop some"),
-    "epochs": Entry("penstock.cli.epochs", "list a stream's epochs; close, abandon or pin one; say how many are kept"),
-    "trim": Entry("penstock.cli.trim", "release what a stream's retention gives up, now"),
-    "export": Entry("penstock.cli.export", "copy a stream's epochs to files, bit-exact"),
-    "import": Entry("penstock.cli.import", "bring exported epochs back into a stream"),
-    "delete": Entry("penstock.cli.delete", "remove a stream with all its epochs and groups"),
-    "completion": Entry("penstock.cli.completion", "print a script that lets a shell complete penstock's commands"),
+COMMANDS = {
+    "demo": "see it all work: digits, workers, Redis, two models, an audit",
+    "run": "start server, workers and a training command together",
+    "bench": "measure your source through a DataLoader and through Penstock, and say which to use",
+    "produce": "make epochs of a source with worker processes",
+    "worker": "do the jobs of penstock produce, here or on another host",
+    "server": "run a private redis-server in the foreground",
+    "inspect": "show streams, or one stream's epochs, groups, lag and bytes",
+    "partitions": "show where a stream's partitions lie, and how to even them out",
+    "show": "show samples of a stream as pictures, with labels and identity",
+    "stat": "tell ranges, means, classes and troubles of a stream's samples",
+    "monitor": "watch streams live: rates, lag, members, workers, the bottleneck",
+    "tail": "follow what is written to a stream: a line for each entry, no payloads",
+    "gateway": "let browsers read and acknowledge as members of groups",
+    "exporter": "serve metrics of streams for Prometheus",
+    "doctor": "check server and streams as an expert would, and say what fixes it",
+    "health": "say whether a worker or a trainer of this host gave a heartbeat lately",
+    "audit": "compare planned, written and trained on; name what is lost or duplicated",
+    "bad": "list, show, retry or drop bad samples and dead letters",
+    "groups": "list a stream's groups; declare or reset one, drop some",
+    "epochs": "list a stream's epochs; close, abandon or pin one; say how many are kept",
+    "trim": "release what a stream's retention gives up, now",
+    "export": "copy a stream's epochs to files, bit-exact",
+    "import": "bring exported epochs back into a stream",
+    "delete": "remove a stream with all its epochs and groups",
+    "completion": "print a script that lets a shell complete penstock's commands",
 }
-"""The commands in the order of ``penstock --help``."""
+"""Command -> its line of help, in the order of ``penstock --help``, which so imports no command."""
 
 
 WIDEST = 110
@@ -227,14 +217,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def load_command(name: str) -> ModuleType:
-    """Import the module of a command in the table."""
-    return importlib.import_module(COMMANDS[name].module)
+    """Import the module of a command in the table. The demo uses the public names, so it stands above this package."""
+    return importlib.import_module("penstock.demo.command" if name == "demo" else f"penstock.cli.{name}")
 
 
 def parser_of(name: str) -> Parser:
     """Return the parser of a command in the table."""
     command = load_command(name)
-    parser = Parser(f"penstock {name}", description=COMMANDS[name].help, epilog=command.EPILOG)
+    parser = Parser(f"penstock {name}", description=COMMANDS[name], epilog=command.EPILOG)
     command.add_arguments(parser)
     return parser
 

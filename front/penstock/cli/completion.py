@@ -53,7 +53,7 @@ def completion_points() -> dict[str, CompletionPoint]:
     """Return every completion point by its words."""
     from penstock.cli import COMMANDS, parser_of
 
-    start = CompletionPoint({name: entry.help for name, entry in COMMANDS.items()}, {"--help": "", "--version": ""})
+    start = CompletionPoint(dict(COMMANDS), {"--help": "", "--version": ""})
     found = {"penstock": start}
     for name in COMMANDS:
         _walk(parser_of(name), f"penstock {name}", found)
