@@ -166,10 +166,10 @@ def _worker(options: Any) -> tuple[Any, Any]:
     from penstock_common.stream.client import connect
     from penstock_producer.jobs.allowlist import ANYTHING
     from penstock_producer.jobs.queue import open_queue, set_task_runner
-    from penstock_producer.jobs.task_runner import MeteredTaskRunner
+    from penstock_producer.jobs.task_runner import TaskRunner
     from penstock_producer.jobs.worker import ShardWorker
 
-    runner = MeteredTaskRunner(options.url, options.name)
+    runner = TaskRunner(options.url, options.name)
     set_task_runner(runner, ANYTHING.check, options.key)
     worker: Any = ShardWorker(open_queue(connect(options.queue_url), options.queue), options, threading.Event())
     worker.register_birth()

@@ -174,7 +174,7 @@ def test_a_job_that_comes_while_its_epoch_is_opened_again_is_run_once_more(any_u
         sized = replace(begun, sizes=(SAMPLES,))
         (task,) = planned.tasks(stream.id, sized)
         assert isinstance(task, ShardTask)
-        runner = TaskRunner(any_url)
+        runner = TaskRunner(any_url, "worker")
         with pytest.raises(ShardLost, match="has no sizes yet"):
             runner.produce(task, JobReport())
         size_epoch(any_client, stream, begun, [SAMPLES])

@@ -124,12 +124,19 @@ class JobReport:
         return False
 
 
+BUSY, ROOM, IDLE = "busy", "room", "idle"
+
+
 class TaskRunner:
-    """A runner of a worker's tasks. It keeps the writer and the source open from job to job."""
+    """A runner of a worker's tasks. It keeps the writer and the source open from job to job.
+
+    It measures its own rate, and reports it to the stream that it works for.
+    """
 
     def __init__(
         self,
         url: str,
+        name: str,
         *,
         should_stop: Callable[[], bool] = lambda: False,
         room_wait_s: float = ROOM_WAIT_S,
@@ -139,6 +146,7 @@ class TaskRunner:
     ) -> None:
         """Make a runner. ``tell`` is told what the report of a run is told, but no wait, which ``waiting`` notes."""
         self._url, self._should_stop, self._room_wait_s, self._tell_also = url, should_stop, room_wait_s, tell
+        self._name = name
         self._writer: Writer | None = None
         self._source: tuple[str, AnySource] | None = None
         self._order: tuple[object, AnySource, EpochOrder] | None = None
@@ -149,6 +157,15 @@ class TaskRunner:
         """The stream of the task in hand."""
         self._waits_at: int | None = None
         """The committed samples at the first look after a wait was noted."""
+        self.meter = RateMeter(BUSY)
+        self._stream: Stream | None = None
+        """The stream that it last worked for."""
+        self._seen: int | None = None
+        """The samples of the shard that were committed at the last look, or None before the first look of a run."""
+        self._counted = 0
+        """The samples of this run that the rate has counted."""
+        self._ending = threading.Event()
+        self._reporting: threading.Thread | None = None
 
     @property
     def is_stopping(self) -> bool:
@@ -165,6 +182,8 @@ class TaskRunner:
         and what the writer raises.
         """
         self._report, self._stream_name, self._waits_at = report, task.stream, None
+        self._seen, self._counted = None, 0
+        self.meter.enter(BUSY)
         try:
             writer, manifest = self._planned(task)
             if manifest is None:
@@ -197,6 +216,10 @@ class TaskRunner:
             if lost is not None:
                 raise lost from error
             raise
+        finally:
+            if (rest := report.good + report.bad - self._counted) > 0:
+                self.meter.enter(BUSY)
+                self.meter.count(rest)
 
     def earlier_jobs(self, task: ShardTask) -> list[str]:
         """Return the ids of jobs whose shards come earlier and are not complete, in the order of admission."""
@@ -273,9 +296,21 @@ class TaskRunner:
         self._report.waits(text)  # afterwards: its server may be the one that is away
 
     def _at(self, committed: int) -> None:
+        if committed == self._seen and self.meter.kind == BUSY:
+            return  # true before nearly every sample
+        self.meter.enter(BUSY)
+        if self._seen is None:
+            self._seen = committed
+            self._begin_telling()
+        elif committed > self._seen:
+            self.meter.count(committed - self._seen)
+            self._counted += committed - self._seen
+            self._seen = committed
         self._report.is_at(committed)
 
     def _should_yield(self) -> bool:
+        """Return whether to make way. It is asked only while the run waits for quota."""
+        self.meter.enter(ROOM)
         self._waiting.begin(self._stream_name)
         return self._report.should_yield()
 
@@ -416,66 +451,7 @@ class TaskRunner:
         end = index_ends(writer.client, writer.stream, manifest.epoch, [shard])[shard]
         return WriterHooks(writer).open_shard(manifest, shard) if end else None
 
-
-def _bad_samples(writer: Writer, manifest: Manifest) -> int:
-    with writer.client.pipeline(transaction=False) as pipe:
-        for partition in writer.stream.partitions:
-            pipe.hlen(partition.quarantine(manifest.epoch))
-        return sum(map(int, pipe.execute()))
-
-
-def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
-    records = index_records(writer.client, writer.stream.partition_of(shard), manifest.epoch, shard)
-    return sum(record.nbytes for record in records)
-
-
-BUSY, ROOM, IDLE = "busy", "room", "idle"
-
-
-class MeteredTaskRunner(TaskRunner):
-    """A task runner that measures its own rate, and reports it to the stream that it works for."""
-
-    def __init__(self, url: str, name: str, **how: Any) -> None:
-        super().__init__(url, **how)
-        self._name = name
-        self.meter = RateMeter(BUSY)
-        self._stream: Stream | None = None
-        """The stream that it last worked for."""
-        self._seen: int | None = None
-        """The samples of the shard that were committed at the last look, or None before the first look of a run."""
-        self._counted = 0
-        """The samples of this run that the rate has counted."""
-        self._ending = threading.Event()
-        self._reporting: threading.Thread | None = None
-
-    def produce(self, task: ShardTask, report: JobReport) -> None:
-        """See `TaskRunner.produce`."""
-        self._seen, self._counted = None, 0
-        self.meter.enter(BUSY)
-        try:
-            super().produce(task, report)
-        finally:
-            if (rest := report.good + report.bad - self._counted) > 0:
-                self.meter.enter(BUSY)
-                self.meter.count(rest)
-
-    def _at(self, committed: int) -> None:
-        if committed == self._seen and self.meter.kind == BUSY:
-            return  # true before nearly every sample
-        self.meter.enter(BUSY)
-        if self._seen is None:
-            self._seen = committed
-            self._begin_telling()
-        elif committed > self._seen:
-            self.meter.count(committed - self._seen)
-            self._counted += committed - self._seen
-            self._seen = committed
-        super()._at(committed)
-
-    def _should_yield(self) -> bool:
-        """Return whether to make way. It is asked only while the run waits for quota."""
-        self.meter.enter(ROOM)
-        return super()._should_yield()
+    # --- its rate ---
 
     def idle(self) -> None:
         """Note that there is no job."""
@@ -516,3 +492,15 @@ class MeteredTaskRunner(TaskRunner):
             reporter.leave()
         if client is not None:
             client.close()
+
+
+def _bad_samples(writer: Writer, manifest: Manifest) -> int:
+    with writer.client.pipeline(transaction=False) as pipe:
+        for partition in writer.stream.partitions:
+            pipe.hlen(partition.quarantine(manifest.epoch))
+        return sum(map(int, pipe.execute()))
+
+
+def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
+    records = index_records(writer.client, writer.stream.partition_of(shard), manifest.epoch, shard)
+    return sum(record.nbytes for record in records)

@@ -48,7 +48,7 @@ from penstock_producer.jobs.queue import (
     tell_refusals,
 )
 from penstock_producer.jobs.task import shown
-from penstock_producer.jobs.task_runner import ROOM_WAIT_S, LoginRefused, MeteredTaskRunner, connect_patiently
+from penstock_producer.jobs.task_runner import ROOM_WAIT_S, LoginRefused, TaskRunner, connect_patiently
 from penstock_producer.jobs.watchdog import CurrentSample, CurrentWait, WorkerDeath, keep_freed
 from penstock_producer.sources.allowed import NotAllowed
 
@@ -121,7 +121,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None, w
         if own is None:
             options.allowlist.enforce()
         stopping = threading.Event()
-        runner = MeteredTaskRunner(
+        runner = TaskRunner(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
             current=CurrentSample(cells), waiting=CurrentWait(wait_cells), tell=_notifier(options),
         )  # fmt: skip
