@@ -199,8 +199,7 @@ class IterableContract:
             sheet = Sheet()
             sheet.written = whole[:done]
             watch = FailureLimit(partial(sheet.is_at, len(whole)))
-            filler = ItemFiller(source, _no_shard, 10**6, watch)
-            filler.begin_at([], cast("ShardWriter", sheet))
+            filler = ItemFiller(source, _no_shard, 10**6, watch, [], cast("ShardWriter", sheet))
             with suppress(FillStopped):  # an endless source
                 filler.fill(EpochSeed(1, 0, sets_globals=False), done)
             assert sheet.written[: len(whole)] == whole

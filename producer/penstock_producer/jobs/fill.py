@@ -6,7 +6,7 @@ There is one function or class for each shape of source. `plan` says which items
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -379,12 +379,15 @@ class ItemFiller:
         open_shard: Callable[[int, Mapping[str, Any]], ShardWriter],
         limit: int,
         watch: FailureLimit,
+        done: Sequence[int] = (),
+        begun: ShardWriter | None = None,
     ) -> None:
+        """Make a filler that continues after complete shards of the sizes ``done``, in the middle of ``begun``."""
         self._source, self._open, self._limit, self._watch = source, open_shard, limit, watch
-        self._writer: ShardWriter | None = None
+        self._writer = begun
         self._bad_before: list[str] = []
         """Bad items before the first good one, which a stream without spec needs to begin."""
-        self.sizes: list[int] = []
+        self.sizes = list(done)
         """The sizes of the shards that are complete."""
 
     def fill(self, seed: EpochSeed, skip: int) -> None:
@@ -432,10 +435,6 @@ class ItemFiller:
                 yield self._watch.make(position, self._source.key(position), make, lambda: None)
             except SampleError as error:
                 yield error
-
-    def begin_at(self, done: list[int], writer: ShardWriter | None) -> None:
-        """Continue after complete shards of these sizes, in the middle of the shard of ``writer``."""
-        self.sizes, self._writer = list(done), writer
 
     @property
     def committed(self) -> int:

@@ -417,10 +417,10 @@ class TaskRunner:
             return WriterHooks(writer).open_shard(manifest, number)
 
         limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
-        filler = ItemFiller(source, opened, limit, watch)
         done = [manifest.done[n] for n in range(len(manifest.done))]
-        current = self._begun(writer, manifest, len(done))
-        filler.begin_at(done, current)
+        is_begun = index_ends(writer.client, writer.stream, manifest.epoch, [len(done)])[len(done)] > 0
+        current = WriterHooks(writer).open_shard(manifest, len(done)) if is_begun else None
+        filler = ItemFiller(source, opened, limit, watch, done, current)
         skip = sum(done) + (current.position if current else 0)
         self._at(skip)
 
@@ -444,12 +444,6 @@ class TaskRunner:
             raise
         finally:
             filler.abort()
-
-    @staticmethod
-    def _begun(writer: Writer, manifest: Manifest, shard: int) -> ShardWriter | None:
-        """Return the writer of a shard that was left half done, or None if none was."""
-        end = index_ends(writer.client, writer.stream, manifest.epoch, [shard])[shard]
-        return WriterHooks(writer).open_shard(manifest, shard) if end else None
 
     # --- its rate ---
 
