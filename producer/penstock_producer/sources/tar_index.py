@@ -18,7 +18,7 @@ import secrets
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,6 @@ class TarMember:
     size: int
 
 
-@dataclass
-class TarContents:
-    """The samples of a tar, in the order of their first members."""
-
-    keys: list[str] = field(default_factory=list)
-    members: list[dict[str, TarMember]] = field(default_factory=list)
-    """For each sample, field (such as ``jpg``) -> place."""
-    bad: list[str] = field(default_factory=list)
-    """The reason for each sample that cannot be read, or an empty string."""
-    hidden: int = 0
-    """The members that are no part of a sample because their path is hidden (see `is_hidden`)."""
-
-
 def split_name(name: str) -> tuple[str, str]:
     """Return sample and field of a member, by cutting its base name at the first dot, as webdataset does.
 
@@ -70,8 +57,8 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", extension.lower()
 
 
-def scan(fd: int, path: str) -> TarContents:
-    """Find every sample of a tar.
+def scan(fd: int, path: str) -> TarShard:
+    """Find every sample of a tar, in the order of their first members.
 
     Args:
         fd: the open file.
@@ -81,30 +68,30 @@ def scan(fd: int, path: str) -> TarContents:
         SourceError: the file is not an uncompressed tar, or two of its members have one name.
     """
     _require_tar(fd, path)
-    found, numbers = TarContents(), dict[str, int]()
+    keys, members, numbers = list[str](), list[dict[str, TarMember]](), dict[str, int]()
+    bad, hidden = dict[int, str](), 0
     for name, member in _members(fd):
         if member is None:
-            found.keys.append(name)
-            found.members.append({})
-            found.bad.append(_fault(os.path.basename(path), int(name[1:]), os.fstat(fd).st_size))  # noqa: PTH119
+            bad[len(keys)] = _fault(os.path.basename(path), int(name[1:]), os.fstat(fd).st_size)  # noqa: PTH119
+            keys.append(name)
+            members.append({})
             continue
         key, extension = split_name(name)
         # tarfile keeps the ".." of a relative path, which hides nothing
         if is_hidden("/".join(part for part in name.split("/") if part not in (".", ".."))):
-            found.hidden += 1
+            hidden += 1
             continue
         if not extension:
             continue
         if key not in numbers:
-            numbers[key] = len(found.keys)
-            found.keys.append(shown(key))
-            found.members.append({})
-            found.bad.append("")
-        fields = found.members[numbers[key]]
+            numbers[key] = len(keys)
+            keys.append(shown(key))
+            members.append({})
+        fields = members[numbers[key]]
         if extension in fields:
             raise SourceError(f"{path} holds {shown(name)!r} twice; every member needs a name of its own")
         fields[extension] = member
-    return found
+    return TarShard.of(keys, members, bad, hidden)
 
 
 def _fault(name: str, at: int, end: int) -> str:
@@ -210,18 +197,18 @@ class TarShard:
     """Field -> the offset of each sample's bytes, or -1 where the sample has no such field."""
     sizes: dict[str, NDArray[np.int64]]
     hidden: int
-    """See `TarContents`."""
+    """The members that are no part of a sample because their path is hidden (see `is_hidden`)."""
 
     @classmethod
-    def of(cls, found: TarContents) -> TarShard:
-        """Return the samples that a pass over the headers found."""
-        fields = dict.fromkeys(name for members in found.members for name in members)
-        offsets = {name: np.full(len(found.keys), -1, np.int64) for name in fields}
-        sizes = {name: np.zeros(len(found.keys), np.int64) for name in fields}
-        for number, members in enumerate(found.members):
-            for name, member in members.items():
+    def of(cls, keys: list[str], members: list[dict[str, TarMember]], bad: dict[int, str], hidden: int) -> TarShard:
+        """Return the samples whose ``members`` give, for each sample, field (such as ``jpg``) -> place."""
+        fields = dict.fromkeys(name for fields in members for name in fields)
+        offsets = {name: np.full(len(keys), -1, np.int64) for name in fields}
+        sizes = {name: np.zeros(len(keys), np.int64) for name in fields}
+        for number, places in enumerate(members):
+            for name, member in places.items():
                 offsets[name][number], sizes[name][number] = member.offset, member.size
-        return cls(found.keys, {n: why for n, why in enumerate(found.bad) if why}, offsets, sizes, found.hidden)
+        return cls(keys, bad, offsets, sizes, hidden)
 
 
 class TarFile:
@@ -274,7 +261,7 @@ class TarFile:
 
 
 def _scanned(fd: int, path: Path, where: Path | None) -> TarShard:
-    shard = TarShard.of(scan(fd, str(path)))
+    shard = scan(fd, str(path))
     if where is not None:
         _remember(where, shard)
     return shard

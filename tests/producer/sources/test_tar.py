@@ -28,7 +28,7 @@ from penstock_producer.sources.open import config_for_jobs, open_source
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
 from penstock_producer.sources.tar import matches
-from penstock_producer.sources.tar_index import TarContents, scan, split_name
+from penstock_producer.sources.tar_index import TarShard, scan, split_name
 from tests.contracts.source import SourceContract, digest, in_fork, read
 
 
@@ -511,7 +511,7 @@ def test_the_index_is_found_once(shards: Path, cache: Path, monkeypatch: pytest.
     first = opened(TarConfig(path=str(shards)))
     scans: list[str] = []
 
-    def seen(fd: int, path: str) -> TarContents:
+    def seen(fd: int, path: str) -> TarShard:
         scans.append(path)
         return scan(fd, path)
 
