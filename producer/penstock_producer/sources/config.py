@@ -18,6 +18,13 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class _TransformedConfig(_Config):
+    """The option of every source whose samples may go through a function of the user's."""
+
+    transform: str | None = None
+    """``module:function`` that takes the sample or item, or it and a numpy Generator."""
+
+
 class PixelsConfig(_Config):
     """The options that say how the bytes of images become arrays."""
 
@@ -56,7 +63,7 @@ class PixelsConfig(_Config):
         return self
 
 
-class ImagesConfig(PixelsConfig):
+class ImagesConfig(PixelsConfig, _TransformedConfig):
     """A folder or a zip of images."""
 
     kind: Literal["images"] = "images"
@@ -76,8 +83,6 @@ class ImagesConfig(PixelsConfig):
     """Whether images that the labels file does not name are an error or left out."""
     classes: tuple[str, ...] | None = None
     """Class names in the order of their ids, so that two folders agree. None means the names found, sorted."""
-    transform: str | None = None
-    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
     @model_validator(mode="after")
     def _one_way_to_label(self) -> Self:
@@ -86,7 +91,7 @@ class ImagesConfig(PixelsConfig):
         return self
 
 
-class TarConfig(PixelsConfig):
+class TarConfig(PixelsConfig, _TransformedConfig):
     """Tars in webdataset's layout: members of one base name are one sample."""
 
     kind: Literal["tar"] = "tar"
@@ -94,11 +99,9 @@ class TarConfig(PixelsConfig):
     """A .tar, a folder of .tar files, or a pattern such as ``train-{0000..0099}.tar`` or ``train-*.tar``."""
     fields: dict[str, str] | None = None
     """Tensor name -> field, the part of a member's name after its first dot. None means every field there is."""
-    transform: str | None = None
-    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
 
-class ArraysConfig(_Config):
+class ArraysConfig(_TransformedConfig):
     """Rows of numpy files, side by side."""
 
     kind: Literal["arrays"] = "arrays"
@@ -106,8 +109,6 @@ class ArraysConfig(_Config):
     """Tensor name -> .npy files, or ``FILE.npz:ARRAY``, whose rows follow each other."""
     archives: tuple[str, ...] = ()
     """.npz files, whose rows follow each other. Every array in them is a column."""
-    transform: str | None = None
-    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
     @model_validator(mode="after")
     def _some_file(self) -> Self:
@@ -116,7 +117,7 @@ class ArraysConfig(_Config):
         return self
 
 
-class _IterableConfig(_Config):
+class _IterableConfig(_TransformedConfig):
     """The options of every source that may be an iterable."""
 
     endless: bool = False
@@ -129,20 +130,16 @@ class TorchConfig(_IterableConfig):
     kind: Literal["torch"] = "torch"
     name: str
     """``module:attribute``. A function or a class is called without arguments."""
-    transform: str | None = None
-    """``module:function`` that takes the item, or the item and a numpy Generator."""
     limit: Count | None = None
     """The number of items after which a pass ends. A Dataset with a length takes none."""
 
 
-class DatasetConfig(_Config):
+class DatasetConfig(_TransformedConfig):
     """An object with ``__len__`` and ``__getitem__``, or equally long arrays, found by import name."""
 
     kind: Literal["dataset"] = "dataset"
     name: str
     """``module:attribute``. A function or a class is called without arguments."""
-    transform: str | None = None
-    """``module:function`` that takes the item, or the item and a numpy Generator."""
 
 
 class KerasConfig(_Config):
@@ -167,8 +164,6 @@ class GeneratorConfig(_IterableConfig):
     """Whether items are batches and not samples."""
     limit: Count | None = None
     """The number of items after which a pass ends, because generators made for Keras never end."""
-    transform: str | None = None
-    """``module:function`` that takes the item, or the item and a numpy Generator."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> GeneratorConfig:
@@ -202,8 +197,6 @@ class InstalledConfig(_IterableConfig):
     """The name of the entry point. A job names no module, so it cannot choose what is imported."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The keyword arguments of the class, as JSON values."""
-    transform: str | None = None
-    """``module:function`` that takes the sample, or the sample and a numpy Generator."""
 
 
 class SplitConfig(_Config):
