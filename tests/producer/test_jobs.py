@@ -33,10 +33,9 @@ from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary, look
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
-from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
-from penstock_producer.sources.names import register
+from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, KerasConfig, SourceConfig
 from penstock_producer.write.writer import Writer
-from tests.producer.made import SAMPLES, Batches
+from tests.producer.made import SAMPLES
 from tests.producer.reading import bad_count, read_epoch
 
 PATIENCE_S = 30.0
@@ -333,7 +332,7 @@ def test_a_sample_of_another_shape_fails_the_epoch_and_says_what_to_do(any_url: 
 
 def test_batches_are_cut_into_shards_whole(any_url: str) -> None:
     """A Keras Sequence makes a batch at once; one that fails costs its own samples only."""
-    config = LocalConfig(token=register(Batches()), reads_as="keras")
+    config = KerasConfig(name="tests.producer.made:Batches")
     summary = produce(any_url, config, shard_samples=20)
     assert (summary.samples, summary.bad) == (60, 8)
     labels = sorted(int(sample["y"]) for sample in read_epoch(any_url).values())

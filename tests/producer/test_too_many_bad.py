@@ -166,14 +166,16 @@ def test_what_does_not_fit_a_guessed_spec_fails_the_epoch(any_url: str, any_clie
 def test_a_batch_that_does_not_fit_a_declared_spec_is_bad_as_a_whole(any_url: str) -> None:
     """All or nothing, because the bad row is unknown."""
 
-    class Batches:
+    class Sequence:
+        __module__ = "keras.utils"
+
         def __len__(self) -> int:
             return 6
 
         def __getitem__(self, item: int) -> tuple[Any, Any]:
             return np.zeros((5, 2 + (item == 3)), np.float32), np.arange(5)
 
-    config = LocalConfig(token=register(Batches()), reads_as="keras")
+    config = LocalConfig(token=register(Sequence()))
     spec = {"x": ("float32", (2,)), "y": ("int64", ())}
     summary = produce(any_url, config, spec=spec)
     assert (summary.samples, summary.bad) == (30, 5)

@@ -177,14 +177,8 @@ class LocalConfig(_Config):
 
     kind: Literal["local"] = "local"
     token: str
-    reads_as: Literal["dataset", "keras", "generator"] | None = None
-    """The kind of source. None means that opening looks at the object."""
     sizes: tuple[Count, Count] | None = None
     """The sizes of batches (see KerasConfig)."""
-    batched: bool = False
-    """Whether items are batches and not samples."""
-    limit: Count | None = None
-    """The number of items after which a pass ends."""
     transform: str | None = None
     """``module:function``, or the token of a registered function."""
 

@@ -223,15 +223,15 @@ def _local(config: LocalConfig) -> AnySource:
     found = lookup(config.token)
     transform = _transform(config.transform)
     name = f"{type(found).__name__} {name_in_token(config.token) or config.token}"
-    if config.reads_as is None and is_torch(found):
+    if is_torch(found):
         from penstock_producer.sources.torch import open_torch  # its owner has imported torch already
 
-        return open_torch(found, name, transform, config.limit)
-    kind = config.reads_as or reads_as(found)
+        return open_torch(found, name, transform)
+    kind = reads_as(found)
     if kind == "dataset":
         return _dataset(found, name, transform)
     if kind == "generator":
-        return GeneratorSource(_factory_of(found, name), name, transform, batched=config.batched, limit=config.limit)
+        return GeneratorSource(_factory_of(found, name), name, transform)
     if transform:
         raise SourceError(f"{name} gives batches, which no transform is applied to; transform in its __getitem__")
     return KerasSource(found, name, config.sizes)

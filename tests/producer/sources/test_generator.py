@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.config import GeneratorConfig, LocalConfig
+from penstock_producer.sources.config import GeneratorConfig, LocalConfig, SourceConfig
+from penstock_producer.sources.generator import GeneratorSource
 from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource
@@ -83,6 +84,12 @@ class TestGenerator(IterableContract):
             case "with a transform":
                 return GeneratorConfig(name=f"{name}:five", transform=f"{name}:named")
         return GeneratorConfig(name=f"{name}:five")
+
+    def others(self, config: Any) -> list[SourceConfig]:
+        """Return the same source with other options. A notebook has no options, and gives another object."""
+        if isinstance(config, LocalConfig):
+            return [LocalConfig(token=register(lambda: range(2))), LocalConfig(token=register(lambda: range(3)))]
+        return super().others(config)
 
     @pytest.fixture
     def failing(self, name: str) -> GeneratorConfig:
@@ -162,7 +169,7 @@ def test_an_iterable_that_fails_says_where(name: str, attribute: str, message: s
 @pytest.mark.parametrize("batch", [(np.zeros(4), np.zeros(3)), (np.zeros(()),), (), 7], ids=str)
 def test_a_batch_whose_tensors_disagree_is_a_bad_item(batch: Any) -> None:
     """It is unknown which rows belong together, so the pass continues with the next batch."""
-    source = open_items(LocalConfig(token=register([batch, (np.zeros(4),)]), reads_as="generator", batched=True))
+    source = GeneratorSource(lambda: [batch, (np.zeros(4),)], "mine", batched=True)
     bad, good = passed(source)
     assert "[0]: tensors disagree on the number of samples: " in bad
     assert good["x"].shape == (4,)
