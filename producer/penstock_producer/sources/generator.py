@@ -37,23 +37,22 @@ class GeneratorSource:
         *,
         batched: bool = False,
         limit: int | None = None,
+        kind: str = "generator",
     ) -> None:
+        """Make a source. ``kind`` says in its info what the iterable is."""
         self._factory, self._name, self._transform, self._limit = factory, name, transform, limit
         self.batched = batched
         self.fingerprint = fingerprint(["generator", name, batched, limit, transform and transform.name])
-        self.info: dict[str, Any] = {"source": "generator", "name": name}
+        self.info: dict[str, Any] = {"source": kind, "name": name}
 
     def __iter__(self) -> Iterator[Any]:
-        items = iter(self._opened())
-        return _guarded(islice(items, self._limit), self._name)
-
-    def _opened(self) -> Iterable[Any]:
         try:
-            return iter(self._factory())
+            items = iter(self._factory())
         except SourceError:
             raise
         except Exception as error:
             raise SourceError(f"{self._name} gave nothing to iterate: {blame(error)}") from error
+        return _guarded(islice(items, self._limit), self._name)
 
     def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
         """Make a sample or a batch of an item, by the transform if there is one."""

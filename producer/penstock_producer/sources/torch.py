@@ -44,7 +44,7 @@ def open_torch(
     if isinstance(found, data.DataLoader):
         return TorchLoaderSource(found, name, transform, limit)
     if isinstance(found, data.IterableDataset):
-        return TorchIterableSource(found, name, transform, limit)
+        return GeneratorSource(_passes(found), name, transform, limit=limit, kind="torch")
     if not isinstance(found, data.Dataset):
         raise SourceError(
             f"{name} is a {type(found).__name__}; expected a torch Dataset, IterableDataset or DataLoader, or a "
@@ -78,21 +78,12 @@ class TorchDatasetSource(DatasetSource):
         return None if targets is None else np.asarray(_plain(targets))
 
 
-class TorchIterableSource(GeneratorSource):
-    """The samples of an IterableDataset in its order, which one job reads."""
-
-    def __init__(self, found: Iterable[Any], name: str, transform: Transform | None, limit: int | None) -> None:
-        super().__init__(_passes(found), name, transform, limit=limit)
-        self.info = {"source": "torch", "name": name}
-
-
 class TorchLoaderSource(GeneratorSource):
     """The batches of a DataLoader in its order. One job reads them, with the DataLoader's own worker processes."""
 
     def __init__(self, found: Any, name: str, transform: Transform | None, limit: int | None) -> None:
         is_batched = found.batch_size is not None or found.batch_sampler is not None
-        super().__init__(_passes(found), name, transform, batched=is_batched, limit=limit)
-        self.info = {"source": "torch", "name": name}
+        super().__init__(_passes(found), name, transform, batched=is_batched, limit=limit, kind="torch")
 
     def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
         """Make a batch with the tensor names of the Dataset's items, or a sample of an item."""
