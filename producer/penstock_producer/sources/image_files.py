@@ -8,7 +8,6 @@ of the bytes. Both kinds sort their files by path, and may be read after a fork 
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import os
 import shlex
 import stat
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_common.errors import SampleError, SourceError
+from penstock_common.hints import near
 from penstock_common.wire.limits import MAX_FIELD_BYTES
 from penstock_producer.sources.allowed import require_inside
 from penstock_producer.sources.files import (
@@ -146,8 +146,8 @@ def _root(path: str) -> Path:
                 f"{path} is no image folder: a tar is read by `penstock produce tar {shlex.quote(str(path))}`"
             )
         beside = [other.name for other in root.parent.glob("*") if other.is_dir()] if root.parent.is_dir() else []
-        near = difflib.get_close_matches(root.name, beside, 1)
-        hint = f"; did you mean {root.with_name(near[0])}/?" if near and not root.exists() else ""
+        meant = near(root.name, beside)
+        hint = f"; did you mean {root.with_name(meant)}/?" if meant and not root.exists() else ""
         raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images{hint}")
     return root
 

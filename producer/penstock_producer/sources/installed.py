@@ -5,11 +5,11 @@ A job names an entry point and never a module. So it imports only what was insta
 
 from __future__ import annotations
 
-import difflib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from penstock_common.errors import SourceError
+from penstock_common.hints import near
 from penstock_producer.sources.names import blame
 from penstock_producer.sources.protocol import AnySource
 
@@ -37,8 +37,8 @@ def _point(name: str) -> EntryPoint:
     known = installed()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, 1)
-    have = f"did you mean {near[0]!r}?" if near else f"installed here: {', '.join(sorted(known)) or 'none'}"
+    meant = near(name, known)
+    have = f"did you mean {meant!r}?" if meant else f"installed here: {', '.join(sorted(known)) or 'none'}"
     raise SourceError(
         f"no source {name!r} is installed here; {have}. A package brings one by an entry point of the group "
         f"{GROUP!r}; your own code is read by the source kind dataset or generator"

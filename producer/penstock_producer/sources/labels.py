@@ -7,7 +7,6 @@ rows. Strings become class ids.
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import json
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SourceError
+from penstock_common.hints import near
 from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import shown
 from penstock_producer.sources.image_files import EXTENSIONS
@@ -123,8 +123,8 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
         text = content.decode("utf-8-sig")
     except OSError as error:
         beside = {other.stem: other.name for other in Path(file).parent.glob("*.*") if other.suffix in _TABLES}
-        near = difflib.get_close_matches(Path(file).stem, beside, 1)
-        hint = f"; did you mean {Path(file).with_name(beside[near[0]])}?" if near else ""
+        meant = near(Path(file).stem, beside)
+        hint = f"; did you mean {Path(file).with_name(beside[meant])}?" if meant else ""
         raise SourceError(f"labels file {file}: {error.strerror}{hint}") from error
     except UnicodeDecodeError as error:
         raise SourceError(f"labels file {file} is not UTF-8: {error.reason} at byte {error.start}") from error
