@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -32,7 +31,7 @@ from penstock_producer.sources.files import require_local
 from penstock_producer.sources.generator import Factory, GeneratorSource, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasSource, is_keras
-from penstock_producer.sources.names import is_token, lookup, name_in_token, resolve, resolve_object
+from penstock_producer.sources.names import lookup, name_in_token, resolve, resolve_object
 from penstock_producer.sources.protocol import AnySource, Source
 from penstock_producer.sources.transform import Transform, TransformedSource
 
@@ -238,10 +237,7 @@ def _local(config: LocalConfig) -> AnySource:
 
 
 def _transform(name: str | None) -> Transform | None:
-    if name is None:
-        return None
-    transform = Transform.load(name)
-    return replace(transform, name=name_in_token(name) or transform.name) if is_token(name) else transform
+    return None if name is None else Transform.load(name)
 
 
 def is_torch(value: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.items import as_sample, flat
-from penstock_producer.sources.names import blame, is_token, lookup, resolve_callable
+from penstock_producer.sources.names import blame, is_token, lookup, name_in_token, resolve_callable
 from penstock_producer.sources.protocol import AnySource, Labelled, Sample, Source, SourceAround, draws
 from penstock_producer.sources.seeding import Seeded, find_seeded, reseed
 
@@ -44,10 +44,10 @@ class Transform:
         Raises:
             SourceError: there is no such function, or its parameters do not fit.
         """
-        return cls.of(lookup(name)) if is_token(name) else cls.of(resolve_callable(name), name)
+        return cls.of(lookup(name), name_in_token(name)) if is_token(name) else cls.of(resolve_callable(name), name)
 
     @classmethod
-    def of(cls, function: Callable[..., Any], name: str | None = None) -> Transform:
+    def of(cls, function: Callable[..., Any], name: str = "") -> Transform:
         """Return the transform of a function. Raises SourceError where its parameters do not fit."""
         shown = name or str(getattr(function, "__qualname__", type(function).__name__))
         if not callable(function):
