@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock_producer.jobs.allowlist import Allowlist
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.fleet import Fleet
-    from penstock_producer.jobs.watchdog import WorkerDeath
 
 
 EPILOG = (
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     _require_folders(args.root)
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
-    from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet, WaitNotices, advise
+    from penstock_producer.jobs.fleet import TICK_S, Fleet, WaitNotices, advise
 
     if args.max and not args.auto:
         raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
@@ -110,13 +109,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     count = max(1, args.processes or (1 if args.auto else cores))
     count = min(count, most) if most else count
 
-    def on_death(death: WorkerDeath) -> None:
-        if death.reason not in (STOPPED, LOST_SERVER):
-            console.notice(f"{death.reason}; another takes its place")
-        dispatcher.return_jobs(death)
-
     scale = Autoscaler(options.url, options.named().name, most, dispatcher.streams) if args.auto else None
-    fleet, waits = Fleet(options, count, on_death=on_death, most=most), WaitNotices(console.notice)
+    fleet = Fleet(options, count, on_death=dispatcher.return_jobs, most=most)
+    waits = WaitNotices(console.notice)
     try:
         console.notice(
             f"{count} worker process{'es' if count > 1 else ''} on queue {options.queue!r}; Ctrl-C ends them"

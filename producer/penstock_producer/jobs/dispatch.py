@@ -43,7 +43,7 @@ from penstock_producer.jobs.queue import (
     records_of,
 )
 from penstock_producer.jobs.task import ShardTask, shown
-from penstock_producer.jobs.watchdog import WorkerDeath
+from penstock_producer.jobs.watchdog import LOST_SERVER, STOPPED, WorkerDeath
 from penstock_producer.jobs.worker import HEARTBEAT_TTL_S, QUEUE, return_jobs
 from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
@@ -291,7 +291,12 @@ class Dispatcher:
         self._queue.asked(self._queue.clean_up, self._notify)
 
     def return_jobs(self, death: WorkerDeath) -> None:
-        """Return a dead worker's job at once, and remove the worker from rq's list."""
+        """Say how a worker died, return its job at once, and remove the worker from rq's list.
+
+        A worker that had to end, or whose server went away, is not named.
+        """
+        if death.reason not in (STOPPED, LOST_SERVER):
+            self._notify(f"{death.reason}; another takes its place and goes on with its shard")
         self._queue.asked(lambda: return_jobs(self._queue, death), self._notify)
         key = Worker.redis_worker_namespace_prefix + death.worker
         with self._queue.connection.pipeline() as pipe:

@@ -19,7 +19,14 @@ from penstock_common.server.error_translation import redacted
 from penstock_common.waiting import FIRST_WORD_S, OUTAGE_S, Clock, Notify
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.forking import fork, to_fork
-from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWait, WorkerWatchdog, memory_part
+from penstock_producer.jobs.watchdog import (
+    LOST_SERVER,
+    STOPPED,
+    WorkerDeath,
+    WorkerWait,
+    WorkerWatchdog,
+    memory_part,
+)
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
 TICK_S = 0.2
@@ -32,12 +39,6 @@ STOP_S = 10.0
 
 SETTLED_S = 3.0
 """A wait is over after this time without a wait. While a budget stays nearly full, one wait follows another."""
-
-LOST_SERVER = "its server went away"
-"""The reason why a worker ended whose replacement waits for the server."""
-
-STOPPED = "stopped"
-"""The reason why a worker ended that did not stop in time."""
 
 Start = Literal["spawn", "fork"]
 

@@ -52,7 +52,7 @@ from penstock_producer.jobs.allowlist import PlannedTasks, names_code
 from penstock_producer.jobs.dispatch import WORKER_SILENCE_S, Dispatcher, limit_patience
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, FailureLimit, bad_limit
-from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
+from penstock_producer.jobs.fleet import Fleet, advise
 from penstock_producer.jobs.plan import (
     EpochOrder,
     PlannedSource,
@@ -411,8 +411,6 @@ class Production:
         return infer_spec(self._planned.transformed, items, seed, plan.sample_limit_s, self._notify)
 
     def _on_death(self, death: WorkerDeath) -> None:
-        if death.reason not in (STOPPED, LOST_SERVER):
-            self._notify(f"{death.reason}; another takes its place and goes on with its shard")
         self._dispatcher.return_jobs(death)
         if self._runs:  # else the stream may not be open, and no worker had a job of it
             RateReporter(self._client, self._writer.stream, worker_field(death.worker)).leave()

@@ -157,6 +157,13 @@ class WorkerWait:
     text: str
 
 
+LOST_SERVER = "its server went away"
+"""The reason why a worker ended whose replacement waits for the server."""
+
+STOPPED = "stopped"
+"""The reason why a worker ended that did not stop in time."""
+
+
 @dataclass(frozen=True)
 class WorkerDeath:
     """The end of a worker that did not want to end."""

@@ -23,11 +23,10 @@ from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_common.wire.spec import Spec, TensorSpec
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
-from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet
+from penstock_producer.jobs.fleet import TICK_S, Fleet
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress
-from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile, shown
@@ -162,7 +161,7 @@ class FolderWatch:
             replace(options, owner=os.getpid()),
             workers,
             restart="spawn",
-            on_death=self._on_death,
+            on_death=self._dispatcher.return_jobs,
             planned_tasks=self._planned_tasks,
         )
         try:
@@ -336,11 +335,6 @@ class FolderWatch:
             abandon_epoch(self._client, self._stream, batch.epoch, manifest.id)
 
     # --- the end ---
-
-    def _on_death(self, death: WorkerDeath) -> None:
-        if death.reason not in (STOPPED, LOST_SERVER):
-            self._notify(f"{death.reason}; another takes its place")
-        self._dispatcher.return_jobs(death)
 
     def close(self) -> None:
         """End the workers. What is committed stays; the same command continues from there."""
