@@ -598,13 +598,19 @@ def tell_refusals(notify: Notify) -> None:
     _tell_refusal = notify
 
 
-def _refuse(job_id: str, reason: str) -> None:
+def is_new_refusal(job_id: str) -> bool:
+    """Return whether this process reports for the first time that it refuses a job. Each try is refused alike."""
     if job_id in _reported_ids:
-        return
+        return False
     if len(_reported_ids) >= MOST_REFUSED:
         _reported_ids.clear()
     _reported_ids.add(job_id)
-    _tell_refusal(f"refused job {shown(job_id)}: {reason}; this worker only runs {FUNCTION}")
+    return True
+
+
+def _refuse(job_id: str, reason: str) -> None:
+    if is_new_refusal(job_id):
+        _tell_refusal(f"refused job {shown(job_id)}: {reason}; this worker only runs {FUNCTION}")
 
 
 def _save_meta(job: Job) -> None:

@@ -36,11 +36,11 @@ from penstock_producer.jobs.allowlist import Allowlist, PlannedTasks
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.forking import end_with_owner
 from penstock_producer.jobs.queue import (
-    MOST_REFUSED,
     OTHERS_S,
     TRIES,
     ShardJob,
     ShardQueue,
+    is_new_refusal,
     open_queue,
     return_or_fail,
     set_task_runner,
@@ -193,8 +193,6 @@ class ShardWorker(SimpleWorker):
         """The number of commands in a row that were refused without a key that was to blame."""
         self.is_drained = False
         """Whether a burst ended because no job is left, or because `rq suspend` stopped it."""
-        self._refused: set[str] = set()
-        """Jobs that this worker reported as not allowed."""
         self._said_s: dict[str, float] = {}
         """When something was reported last, outside of a transaction."""
         self._working_at: Job | None = None
@@ -391,15 +389,8 @@ class ShardWorker(SimpleWorker):
         if self._options.is_chatty and not isinstance(error, FillStopped | BudgetFull):
             again = "; it is tried again" if job.retries_left else ""
             text = f"{shown(job.description or '')} (job {job.id}): {job.meta.get('error')}{again}"
-            if not isinstance(error, NotAllowed) or self._is_new_refusal(str(job.id)):
+            if not isinstance(error, NotAllowed) or is_new_refusal(str(job.id)):
                 to_stderr(text)
-
-    def _is_new_refusal(self, job_id: str) -> bool:
-        """Return whether to report this refusal. Each try of a job is refused alike, so one sentence is enough."""
-        is_new = job_id not in self._refused
-        if len(self._refused) < MOST_REFUSED:
-            self._refused.add(job_id)
-        return is_new
 
     # --- ending ---
 
