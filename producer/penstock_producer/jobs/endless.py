@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import FrameType, TracebackType
@@ -20,7 +21,7 @@ from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
-from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named, with_name
+from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
 from penstock_producer.jobs.forking import end_with_owner, forked
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.progress import (
@@ -317,10 +318,8 @@ class _Feeder:
 
     def _made(self, item: Any) -> Sample | SampleError:
         offset = self._fed.items
-        try:
-            return self._source.make(item, offset, self._seed.of(0, offset))
-        except SampleError as error:
-            return with_name(error, self._source.key(offset))
+        make = partial(self._source.make, item, offset, self._seed.of(0, offset))
+        return self._watch.attempt(offset, self._source.key(offset), make)
 
     def _write(self, made: Sample | SampleError) -> None:
         if isinstance(made, SampleError):

@@ -122,6 +122,15 @@ class FailureLimit:
         finally:
             self.current.end()
 
+    def attempt(
+        self, offset: int, key: str, make: Callable[[], T], commit_all: Callable[[], None] = lambda: None
+    ) -> T | SampleError:
+        """Return what `make` does, or the reason why the sample cannot be made."""
+        try:
+            return self.make(offset, key, make, commit_all)
+        except SampleError as error:
+            return error
+
     def stop_when(self, should_stop: Callable[[], bool]) -> None:
         """Ask this before each sample from now on."""
         self.should_stop = should_stop
@@ -258,11 +267,7 @@ def fill_samples(
             continue
         watch.before_sample()
         number, key = int(item), source.key(int(item))
-        made: Sample | SampleError
-        try:
-            made = watch.make(offset, key, partial(source.read, number, seeded(shard, offset)), writer.commit_all)
-        except SampleError as error:
-            made = error
+        made = watch.attempt(offset, key, partial(source.read, number, seeded(shard, offset)), writer.commit_all)
         put(writer, watch, key, made, offset, rest)
 
 
@@ -275,10 +280,7 @@ def _rest(
         if other in watch.crashes:
             continue
         item = int(items[other])
-        try:
-            yield watch.make(other, source.key(item), partial(source.read, item, seed.of(shard, other)), lambda: None)
-        except SampleError as error:
-            yield error
+        yield watch.attempt(other, source.key(item), partial(source.read, item, seed.of(shard, other)))
 
 
 def further(made: Iterable[Sample | SampleError]) -> Iterator[Sample]:
@@ -431,10 +433,7 @@ class ItemFiller:
         for position, item in walk:
             self._watch.before_sample()
             make = partial(self._source.make, item, position, seed.of(0, position))
-            try:
-                yield self._watch.make(position, self._source.key(position), make, lambda: None)
-            except SampleError as error:
-                yield error
+            yield self._watch.attempt(position, self._source.key(position), make)
 
     @property
     def committed(self) -> int:
@@ -564,10 +563,7 @@ class BlockFiller:
         made: Made = {}
         for offset in offsets:
             read = partial(self.source.read, int(self.items[offset]), self.seed.of(self.shard, offset))
-            try:
-                made[offset] = self.watch.make(offset, self._key(offset), read, self.writer.commit_all)
-            except SampleError as error:
-                made[offset] = error
+            made[offset] = self.watch.attempt(offset, self._key(offset), read, self.writer.commit_all)
         return made
 
     def _transformed(self, read: Made) -> Made:
