@@ -205,7 +205,7 @@ def test_orders_cover_every_field_of_a_job_but_its_place() -> None:
     assert not planned_tasks.cover(TASK), "before any are given nothing is covered"
     planned_tasks.give(TASK)
     assert planned_tasks.has_met_others()
-    assert PlannedTasks(planned_tasks.cells).cover(TASK.model_copy(update={"epoch": 3, "manifest_id": "n", "shard": 7}))
+    assert planned_tasks.cover(TASK.model_copy(update={"epoch": 3, "manifest_id": "n", "shard": 7}))
     assert not planned_tasks.has_met_others()
     others: dict[str, Any] = {
         "stream": "x", "stream_id": "x", "source": {"a": 1}, "fingerprint": "x", "seed": 1, "shuffle": False,

@@ -131,8 +131,8 @@ class PlannedTasks:
     A job with other fields is another production's, or forged. Workers of the production return it untouched.
     """
 
-    def __init__(self, cells: Any = None) -> None:
-        self.cells: Any = RawArray("B", _MET + 1) if cells is None else cells
+    def __init__(self) -> None:
+        self.cells: Any = RawArray("B", _MET + 1)
         """The digest, whether it is set, and whether a worker met another production's job since the last check."""
 
     def give(self, task: ShardTask) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Literal
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.error_translation import redacted
@@ -196,12 +196,15 @@ class Fleet:
     def _add(self, start: Start) -> None:
         options = self._options.named()
         watchdog = WorkerWatchdog(self._memory_bytes)
-        planned_tasks = None if self._planned_tasks is None else self._planned_tasks.cells
-        args = (options, watchdog.current.cells, planned_tasks, watchdog.wait.cells)
+        args = (options, watchdog.current, self._planned_tasks, watchdog.wait)
         if start == "spawn":
             resource_tracker.ensure_running()  # if it were started below, it would unblock the signals
         is_fork = start == "fork"
-        process = to_fork(work, *args, daemon=True) if is_fork else _to_spawn(*args)
+        process: BaseProcess = (
+            to_fork(work, *args, daemon=True)
+            if is_fork
+            else get_context("spawn").Process(target=work, args=args, daemon=True)
+        )
         self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))  # before: Ctrl-C may come now
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
@@ -247,7 +250,3 @@ class WaitNotices:
                 del self._waits[stream]
                 if known.said:
                     self._notify(f"writers of {stream!r} no longer wait, after {known.seen_s - known.began_s:.0f} s")
-
-
-def _to_spawn(*args: Any) -> BaseProcess:
-    return get_context("spawn").Process(target=work, args=args, daemon=True)

@@ -48,8 +48,8 @@ class CurrentSample:
     It is written and read without locks: each number is written as a whole, and the last one makes the others valid.
     """
 
-    def __init__(self, cells: Any = None) -> None:
-        self.cells: Any = RawArray("d", 3) if cells is None else cells
+    def __init__(self) -> None:
+        self.cells: Any = RawArray("d", 3)
         """The sample's offset in its shard plus one (0: no shard was begun, `_OPENING`, `_BETWEEN`); since when; how
         long it may take (0: no limit)."""
 
@@ -109,8 +109,8 @@ class CurrentWait:
     The supervisor tells the user, because each of many workers would tell the same.
     """
 
-    def __init__(self, cells: Any = None) -> None:
-        self.cells: Any = (RawArray("d", 1), RawArray("c", _LONGEST_WAIT)) if cells is None else cells
+    def __init__(self) -> None:
+        self.cells: Any = RawArray("d", 1), RawArray("c", _LONGEST_WAIT)
         """Since when it waits (0: it does not); its stream and the sentence on two lines. The latter may be empty."""
 
     @property

@@ -103,31 +103,31 @@ class WorkerOptions:
         return replace(self, name=f"{socket.gethostname()}.{secrets.token_hex(4)}")
 
 
-def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None, wait_cells: Any = None) -> None:
+def work(options: WorkerOptions, current: CurrentSample, planned_tasks: PlannedTasks | None, wait: CurrentWait) -> None:
     """Run one worker process: until SIGTERM, until its owner is gone, or in a burst until no job is left.
 
     Args:
         options: What the worker has to know.
-        cells: The shared cells of its supervisor's `CurrentSample`.
-        planned_tasks: The shared cells of its production's `PlannedTasks`.
-        wait_cells: The shared cells of its supervisor's `CurrentWait`.
+        current: The note of its sample that it shares with its supervisor.
+        planned_tasks: The tasks of its production, if it has one.
+        wait: The note of what its writer waits for that it shares with its supervisor.
     """
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
     STALL_DETECTOR.speak_through(_notifier(options))  # a job's waits are noted on a server, which may be the silent one
     try:
-        own = None if planned_tasks is None else PlannedTasks(planned_tasks)
-        if own is None:
+        if planned_tasks is None:
             options.allowlist.enforce()
         stopping = threading.Event()
         runner = TaskRunner(
             options.url, options.name, should_stop=stopping.is_set, room_wait_s=options.room_wait_s,
-            current=CurrentSample(cells), waiting=CurrentWait(wait_cells), tell=_notifier(options),
+            current=current, waiting=wait, tell=_notifier(options),
         )  # fmt: skip
-        set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
+        check = options.allowlist.check if planned_tasks is None else planned_tasks.cover
+        set_task_runner(runner, check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _notifier(options)), options.queue)
-        worker = ShardWorker(queue, options, stopping, runner.idle, own)
+        worker = ShardWorker(queue, options, stopping, runner.idle, planned_tasks)
         if options.owner:
             # after the grace it waits for a server that most likely ended with its owner; what is committed stays
             end_with_owner(options.owner, 2 * STOP_GRACE_S, EXIT_LOST)
