@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from penstock_common.explain.snapshot import held_bytes
 from penstock_common.printable import printable
@@ -120,13 +120,8 @@ def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgre
 
 def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[str]:
     """Return why some samples of an epoch could not be made."""
-    reasons: list[str] = []
-    for partition in stream.partitions:
-        for _, value in client.hscan_iter(partition.quarantine(epoch), count=limit):
-            reasons.append(read_reason(value))
-            if len(reasons) == limit:
-                return reasons
-    return reasons
+    pages = (client.hscan_iter(partition.quarantine(epoch), count=limit) for partition in stream.partitions)
+    return [read_reason(value) for _, value in islice(chain.from_iterable(pages), limit)]
 
 
 STALL_S = 2.0
