@@ -31,7 +31,7 @@ from penstock_producer.jobs.progress import (
     ProductionSummary,
     bad_command,
 )
-from penstock_producer.jobs.worker import ENDING, WorkerOptions
+from penstock_producer.jobs.worker import ENDING, WorkerOptions, replace_owners_handlers
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
 from penstock_producer.write.writer import WriterHooks
@@ -210,10 +210,7 @@ class _StopSignal:
         self.is_set = False
         self._may_interrupt = False
         self._pid = os.getpid()
-        for of_terminal in (signal.SIGINT, signal.SIGHUP):  # the owner gets it, too, and then sends SIGTERM
-            signal.signal(of_terminal, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        replace_owners_handlers(self._handle)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # the user's code forked, and the child inherited this handler

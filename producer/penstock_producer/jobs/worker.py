@@ -112,7 +112,7 @@ def work(options: WorkerOptions, current: CurrentSample, planned_tasks: PlannedT
         planned_tasks: The tasks of its production, if it has one.
         wait: The note of what its writer waits for that it shares with its supervisor.
     """
-    _forget_owners_handlers()
+    replace_owners_handlers(signal.SIG_DFL)
     keep_freed()
     tell_refusals(to_stderr)
     STALL_DETECTOR.speak_through(_notifier(options))  # a job's waits are noted on a server, which may be the silent one
@@ -410,8 +410,9 @@ def _cut_short(signum: int, frame: FrameType | None) -> None:
     raise FillStopped
 
 
-def _forget_owners_handlers() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def replace_owners_handlers(on_sigterm: Any) -> None:
+    """Have SIGTERM do this in a process that was forked, and leave the terminal's signals to its owner."""
+    signal.signal(signal.SIGTERM, on_sigterm)
     for of_terminal in (signal.SIGINT, signal.SIGHUP):  # the owner gets it, too, and then sends SIGTERM
         signal.signal(of_terminal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
