@@ -19,7 +19,7 @@ from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
-from penstock_producer.sources.transform import Transform, UnequalSamples, transform_block
+from penstock_producer.sources.transform import Transform, transform_block
 from tests.producer.reading import read_epoch
 
 SAMPLES, BLOCK = 50, 8
@@ -162,7 +162,7 @@ def test_a_block_transform_may_return_dicts_within_its_dict() -> None:
 def test_samples_of_different_shapes_are_no_block() -> None:
     """They come one at a time, because padding is the user's choice."""
     transform = Transform.of(lambda block: block, "mine")
-    with pytest.raises(UnequalSamples, match="different shapes"):
+    with pytest.raises(SampleError, match="different shapes"):
         transform_block(transform, [{"x": np.zeros(2)}, {"x": np.zeros(3)}], np.random.default_rng(0), "key")
 
 

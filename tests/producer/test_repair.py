@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.errors import EpochIncomplete, SampleError
+from penstock_common.errors import EpochIncomplete, PenstockError, SampleError
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
-from penstock_producer.jobs.repair import NotRepairable
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import entries
 from tests.contracts.processes import child
@@ -415,7 +414,7 @@ class TestRefusals:
         produce(any_url)
         lose_entry(any_client, 0, 1)
         with pytest.raises(
-            NotRepairable, match="made from another source: its fingerprint is numbers, of this one other"
+            PenstockError, match="made from another source: its fingerprint is numbers, of this one other"
         ):
             repair(any_url, Numbers("other"))
 
@@ -423,7 +422,7 @@ class TestRefusals:
         """The order would be another one."""
         produce(any_url)
         lose_entry(any_client, 0, 1)
-        with pytest.raises(NotRepairable, match="cut into 3 shards otherwise"):
+        with pytest.raises(PenstockError, match="cut into 3 shards otherwise"):
             repair(any_url, Numbers(count=SAMPLES + 1))
 
     def test_a_source_in_its_own_order_is_found_out_by_itself(self, any_url: str, any_client: redis.Redis) -> None:
@@ -439,7 +438,7 @@ class TestRefusals:
         with Writer("t", url=any_url, spec=repaired.SPEC) as writer, writer.epoch() as epoch:
             epoch.write({"x": [1, 1], "noise": 0, "tag": b""})
         lose_entry(any_client, 0, 0)
-        with pytest.raises(NotRepairable, match=r"written by a program.*`penstock bad drop t 0 --all-groups`"):
+        with pytest.raises(PenstockError, match=r"written by a program.*`penstock bad drop t 0 --all-groups`"):
             repair(any_url)
 
     def test_a_good_sample_that_cannot_be_made_any_more_is_named(self, any_url: str, any_client: redis.Redis) -> None:

@@ -34,10 +34,6 @@ _Made = tuple[int, Sample | SampleError | None]
 """(offset, its sample or the reason why there is none). None stands for a known bad sample."""
 
 
-class NotRepairable(PenstockError, ValueError):
-    """The epoch cannot be made again from this source, or from any."""
-
-
 @dataclass
 class RepairResult:
     """The result of one repair of an epoch."""
@@ -65,12 +61,12 @@ def repair_epoch(
     """Put back what the audit of a complete epoch finds missing, and nothing else. It may be repeated at any time.
 
     An entry that cannot be read is replaced. Only ``deep`` reads payloads, and so finds those that are damaged.
-    ``source`` must be the one the epoch was made of. Raises NotRepairable if it is not, or cannot make an item by its
+    ``source`` must be the one the epoch was made of. Raises PenstockError if it is not, or cannot make an item by its
     number; EpochNotFound; SampleError for a sample that was good and cannot be made now.
     """
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
-        raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: no group waits for its samples")
+        raise PenstockError(f"epoch {epoch} of {stream.name!r} was abandoned: no group waits for its samples")
     done = RepairResult(epoch)
     missing = find_missing_ranges(client, stream, epoch, deep=deep)
     if any(not lost.found for lost in missing):
@@ -88,19 +84,19 @@ def repair_epoch(
 
 
 def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
-    """Return the epoch's order. Raises NotRepairable unless it is exactly the one that was planned."""
+    """Return the epoch's order. Raises PenstockError unless it is exactly the one that was planned."""
     what = f"epoch {manifest.epoch} of {stream.name!r}"
     without = f"go on without what is missing: `penstock bad drop {stream.name} {manifest.epoch} --all-groups`"
     if manifest.kind == FEED or not manifest.fingerprint or manifest.sizes is None:
-        raise NotRepairable(
+        raise PenstockError(
             f"{what} cannot be made again: it was written by a program or comes from an endless feed, not from a "
             f"source that makes an item by its number; {without}"
         )
     if not can_make_again(source):
-        raise NotRepairable(f"{what} cannot be repaired from this source: an iterator only goes forward; {without}")
+        raise PenstockError(f"{what} cannot be repaired from this source: an iterator only goes forward; {without}")
     shuffles = [s for s in (True, False) if plan_fingerprint(source.fingerprint, s) == manifest.fingerprint]
     if not shuffles:
-        raise NotRepairable(
+        raise PenstockError(
             f"{what} was made from another source: its fingerprint is {manifest.fingerprint}, of this one "
             f"{source.fingerprint}; name the source as `penstock produce` was given it, with the same files and options"
         )
@@ -108,7 +104,7 @@ def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
         source, seed=manifest.seed, epoch=manifest.epoch, shuffle=shuffles[0], planned=manifest.sizes
     )  # fmt: skip
     if tuple(order.sizes) != manifest.sizes:
-        raise NotRepairable(f"{what} is cut into {len(manifest.sizes)} shards otherwise than this source: it changed")
+        raise PenstockError(f"{what} is cut into {len(manifest.sizes)} shards otherwise than this source: it changed")
     return order
 
 

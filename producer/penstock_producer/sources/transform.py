@@ -134,10 +134,6 @@ BLOCK_SAMPLES = 64
 """The samples of one block. At 150 kB each that is 10 MB, which fits in memory and is enough for one call to pay."""
 
 
-class UnequalSamples(SampleError):
-    """The samples of a block differ in the names, kinds or shapes of their tensors, so they cannot be stacked."""
-
-
 def transform_block(
     transform: Transform, samples: Sequence[Sample], rng: np.random.Generator, key: str
 ) -> list[Sample]:
@@ -151,8 +147,8 @@ def transform_block(
         key: the name of the block's first sample, for errors.
 
     Raises:
-        UnequalSamples: the samples cannot be stacked.
-        SampleError: the function failed, or did not return one row for each sample.
+        SampleError: the samples differ in names, kinds or shapes of tensors, so they cannot be stacked. Or the
+            function failed, or did not return one row for each sample.
     """
     made = transform.call(_stacked(samples, key), rng, key)
     if not isinstance(made, Mapping) or not made:
@@ -196,7 +192,7 @@ def seen_through(source: AnySource, block_transform: str | None) -> Any:
 def _stacked(samples: Sequence[Sample], key: str) -> dict[str, Any]:
     first = samples[0]
     if any(sample.keys() != first.keys() for sample in samples):
-        raise UnequalSamples(f"{key}: samples of one block have tensors of different names")
+        raise SampleError(f"{key}: samples of one block have tensors of different names")
     return {name: _column([sample[name] for sample in samples], name, key) for name in first}
 
 
@@ -205,5 +201,5 @@ def _column(values: list[Any], name: str, key: str) -> Any:
         return values
     arrays = [np.asarray(value) for value in values]
     if any(array.shape != arrays[0].shape or array.dtype != arrays[0].dtype for array in arrays):
-        raise UnequalSamples(f"{key}: tensor {name!r} has different shapes in samples of one block")
+        raise SampleError(f"{key}: tensor {name!r} has different shapes in samples of one block")
     return np.stack(arrays)
