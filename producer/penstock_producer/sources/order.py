@@ -29,11 +29,6 @@ def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
-def in_order(n: int) -> NDArray[np.int64]:
-    """Return the indices 0 to n-1 as they are, for an epoch that is not shuffled."""
-    return np.arange(n, dtype=np.int64)
-
-
 Indices = NDArray[np.int64]
 
 
@@ -64,7 +59,7 @@ def order_of(source: object, length: int, seed: int, epoch: int, shuffle: bool) 
 
 
 def _each_once(length: int, seed: int, epoch: int, shuffle: bool) -> Indices:
-    return permutation(length, seed, epoch) if shuffle else in_order(length)
+    return permutation(length, seed, epoch) if shuffle else np.arange(length, dtype=np.int64)
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
@@ -101,7 +96,7 @@ def walk(length: int, first: int, count: int, seed: int, shuffle: bool) -> Indic
         taken.append(_each_once(length, seed, number, shuffle)[start : start + count])
         first += len(taken[-1])
         count -= len(taken[-1])
-    return np.concatenate([in_order(0), *taken])
+    return np.concatenate([np.empty(0, np.int64), *taken])
 
 
 def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Indices:
