@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.notice(
             f"{count} worker process{'es' if count > 1 else ''} on queue {options.queue!r}; Ctrl-C ends them"
         )
-        while not fleet.is_empty:
+        while fleet.size:
             fleet.poll()
             waits.look(fleet.waits)
             if scale is not None:

@@ -109,18 +109,13 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """Return the number of workers, without those that were told to end."""
+        """Return the number of workers, without those that were told to end. In a burst all end by themselves."""
         return len(self._members)
 
     @property
     def waits(self) -> list[WorkerWait]:
         """Return the present waits of the workers' writers."""
         return [wait for member in self._members if (wait := member.watchdog.wait.look()) is not None]
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether all have ended by themselves, as they do in a burst."""
-        return not self._members
 
     def resize(self, count: int) -> None:
         """Start workers, or end the youngest ones: each returns its job, and others continue it."""
