@@ -234,8 +234,8 @@ def is_tellable(wished: int, workers: int) -> bool:
 class WorkerTarget:
     """The number of workers over time. It follows the wished number only if the two differ for a while."""
 
-    def __init__(self, most: int, least: int = 1) -> None:
-        self._most, self._least = most, least
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._since_s: float | None = None
         """The time since which the wished number has been above, or below, the number of workers."""
         self._side = 0
@@ -266,7 +266,7 @@ class WorkerTarget:
         return target
 
     def _bounded(self, workers: int) -> int:
-        return min(self._most, max(self._least, workers))
+        return min(self._most, max(1, workers))
 
 
 def part_of(name: str, wanted: int, fleets: Mapping[str, FleetReport], others: int) -> int:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +73,8 @@ class EndlessProduction:
             yield ProductionProgress(
                 (seen,), None, pids=(self._child.pid or 0,), new_bad=new_bad, more_bad=more_bad, workers=1
             )
-        self._require_well_ended()
+        if self._last.end:
+            raise PenstockError(f"{self._last.end}; {self._last.where(self._plan)}")
 
     def _listen(self, wait_s: float) -> tuple[str, ...]:
         """Read its reports. Returns the reasons of bad samples, of the first few of the run."""
@@ -94,10 +95,6 @@ class EndlessProduction:
             self._child.join(COMMIT_WITHIN_S)
             self._last.ended(f"the process that feeds it ended with exit code {self._child.exitcode}")
         return tuple(new_bad)
-
-    def _require_well_ended(self) -> None:
-        if self._last.end:
-            raise PenstockError(f"{self._last.end}; {self._last.where(self._plan)}")
 
     def summary(self) -> ProductionSummary:
         """Return what was made, after `run`."""
@@ -322,7 +319,7 @@ class _Feeder:
         if isinstance(made, SampleError):
             self._quarantine(self._watch.saw_bad(made))
             return
-        count = _rows(made) if self._source.batched else 1
+        count = len(next(iter(made.values()))) if self._source.batched else 1
         try:
             if self._source.batched:
                 self._writer.write_batch(made)
@@ -357,7 +354,3 @@ class _Feeder:
             self._fed.committed(WriterHooks(self._writer).bytes_fed, lost=self._writer.uncommitted)
             raise FillStopped from None  # the writer ends its epoch with what is committed
         self._fed.committed(WriterHooks(self._writer).bytes_fed)
-
-
-def _rows(batch: Mapping[str, Any]) -> int:
-    return len(next(iter(batch.values())))

@@ -695,7 +695,6 @@ class SplitProduction:
         server_stays: bool = True,
     ) -> None:
         """Prepare the runs. ``server_stays`` is as in `Production`."""
-        self._stack = ExitStack()
         self._streams = {part: plan.stream for part, plan in plans.items()}
         self.parts: dict[str, Production | EndlessProduction] = {}
         """Name of the part -> its production."""

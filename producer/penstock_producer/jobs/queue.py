@@ -116,7 +116,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
         if runner.is_stopping:
             raise FillStopped from None  # it goes to the front, because it keeps its turn
         report.waits(f"{WAITING}{error}")
-        bring_forward(_queue_of(job), runner.earlier_jobs(task))
+        bring_forward(open_queue(job.connection, job.origin), runner.earlier_jobs(task))
         return Retry(max=ENDLESS)
     return {"good": report.good, "bad": report.bad}
 
@@ -145,10 +145,6 @@ def bring_forward(queue: Queue, job_ids: Sequence[str]) -> None:
 
     if job_ids:
         queue.connection.transaction(move, queue.key)
-
-
-def _queue_of(job: Job) -> ShardQueue:
-    return open_queue(job.connection, job.origin)
 
 
 class _JobNote(JobReport):
@@ -191,7 +187,8 @@ class _JobNote(JobReport):
         if now - self._looked_s < PASS_ON_S:
             return False
         self._looked_s = now
-        return not set(self._runner.earlier_jobs(self._task)).isdisjoint(_queue_of(self._job).get_job_ids())
+        queued = open_queue(self._job.connection, self._job.origin).get_job_ids()
+        return not set(self._runner.earlier_jobs(self._task)).isdisjoint(queued)
 
 
 class ShardJob(Job):
