@@ -9,21 +9,19 @@ import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_common.hints import an
-from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import TUPLE_NAMES, as_sample
 from penstock_producer.sources.names import blame
-from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.protocol import ObjectSource, Sample
 from penstock_producer.sources.seeding import find_seeded, reseed
 from penstock_producer.sources.transform import Transform
 
 
-class DatasetSource:
+class DatasetSource(ObjectSource):
     """An object's items by index. Without a transform they must be samples already (see ``items``)."""
 
     unit: Literal["sample"] = "sample"
     repeatable = True
-    spec: SpecLike | None = None
 
     def __init__(self, dataset: Any, name: str, transform: Transform | None = None) -> None:
         self._name, self._transform = name, transform
@@ -37,10 +35,6 @@ class DatasetSource:
 
     def __len__(self) -> int:
         return self._length
-
-    def key(self, index: int) -> str:
-        """Return a name such as ``data:train[12]``."""
-        return f"{self._name}[{index}]"
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """Make a sample of one item, by the transform if there is one."""
@@ -60,9 +54,6 @@ class DatasetSource:
     def column(self, name: str) -> Any:
         """Return all values of one tensor where the dataset is arrays side by side, else None."""
         return self._items.arrays.get(name) if isinstance(self._items, ParallelArrays) else None
-
-    def close(self) -> None:
-        """Do nothing: the object belongs to its owner, and nothing is open."""
 
 
 class ParallelArrays:

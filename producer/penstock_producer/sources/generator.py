@@ -9,11 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SourceError
-from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import as_sample, batch_tensors, row_count
 from penstock_producer.sources.names import blame, is_ctrl_c
-from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.protocol import ObjectSource, Sample
 from penstock_producer.sources.transform import Transform
 
 Factory = Callable[[], Iterable[Any]]
@@ -22,12 +21,11 @@ GAVE_NOTHING = "gave no items"
 """The end of the error of an empty iterable."""
 
 
-class GeneratorSource:
+class GeneratorSource(ObjectSource):
     """The items of one iterable, in its order."""
 
     unit: Literal["item"] = "item"
     repeatable = False
-    spec: SpecLike | None = None
 
     def __init__(
         self,
@@ -64,13 +62,6 @@ class GeneratorSource:
         if self.batched:
             row_count(made, key)
         return made
-
-    def key(self, position: int) -> str:
-        """Return a name such as ``data:feed[12]``."""
-        return f"{self._name}[{position}]"
-
-    def close(self) -> None:
-        """Do nothing: a generator closes when its last reference goes."""
 
 
 def in_step(factories: Mapping[str, Factory], name: str) -> Factory:

@@ -11,11 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.files import fingerprint
 from penstock_producer.sources.items import batch_tensors, row_count
 from penstock_producer.sources.names import blame
-from penstock_producer.sources.protocol import Sample
+from penstock_producer.sources.protocol import ObjectSource, Sample
 from penstock_producer.sources.seeding import find_seeded, reseed
 
 
@@ -28,12 +27,11 @@ def is_keras(value: Any) -> bool:
     )
 
 
-class KerasSource:
+class KerasSource(ObjectSource):
     """Batches by index. All but the last hold as many samples as the first, as Keras cuts them."""
 
     unit: Literal["batch"] = "batch"
     repeatable = True
-    spec: SpecLike | None = None
 
     def __init__(self, dataset: Any, name: str, sizes: tuple[int, int] | None = None, *, seeds: bool = True) -> None:
         self._dataset, self._name, self._given = dataset, name, sizes
@@ -70,10 +68,6 @@ class KerasSource:
         """Return the number of samples in a batch."""
         return self.sizes[item == self._length - 1]
 
-    def key(self, item: int) -> str:
-        """Return a name such as ``data:train[12]``."""
-        return f"{self._name}[{item}]"
-
     def read(self, item: int, rng: np.random.Generator) -> Sample:
         """Return one batch as arrays of ``size(item)`` rows each."""
         key = self.key(item)
@@ -95,9 +89,6 @@ class KerasSource:
         except Exception as error:
             raise SampleError(f"{key}: the dataset failed: {blame(error)}") from error
         return batch_tensors(batch, key)
-
-    def close(self) -> None:
-        """Do nothing: the object belongs to its owner, and nothing is open."""
 
 
 def _batches(dataset: Any, name: str) -> int:

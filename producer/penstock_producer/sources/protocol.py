@@ -120,6 +120,20 @@ class SourceAround:
         self.inner.close()
 
 
+class ObjectSource:
+    """A source of the items of an object that its owner keeps. The first sample decides the spec."""
+
+    spec: SpecLike | None = None
+    _name: str
+
+    def key(self, index: int) -> str:
+        """Return a name such as ``data:train[12]``."""
+        return f"{self._name}[{index}]"
+
+    def close(self) -> None:
+        """Do nothing: the object belongs to its owner, and nothing is open."""
+
+
 class BatchSource(_SourceInfo, Protocol):
     """Items by index, each with a known number of samples. An item is read once and belongs to one shard as a whole."""
 
