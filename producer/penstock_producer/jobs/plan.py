@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
@@ -22,40 +22,31 @@ from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify
 from penstock_common.wire.limits import MAX_SHARD_SAMPLES
 from penstock_common.wire.spec import Spec, SpecLike
-from penstock_producer.jobs.task import MaxBad, OnError, ShardTask
+from penstock_producer.jobs.task import MakingOptions, ShardTask
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.config import LocalConfig, SourceConfig
 from penstock_producer.sources.names import name_in_token
 from penstock_producer.sources.open import config_for_jobs, open_source, require_iterable
 from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
-from penstock_producer.sources.transform import BLOCK_SAMPLES, seen_through
+from penstock_producer.sources.transform import seen_through
 from penstock_producer.write.writer import Writer
 
 EPOCHS_AT_ONCE = 2
 """Epochs produced at once: the second keeps workers busy while the first one's last shards end."""
 
 
-class ProductionPlan(BaseModel):
+class ProductionPlan(MakingOptions):
     """The options of a production, as the user gives them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stream: str
     source: SourceConfig
     epochs: Annotated[int, Field(gt=0)] = 1
     seed: Annotated[int, Field(ge=0)] = 0
-    shuffle: bool = True
     shard_samples: Annotated[int, Field(gt=0, le=1 << 20)] | None = None
     """The samples in a shard. None: `default_shard_samples`."""
-    on_error: OnError = "quarantine"
-    max_bad: MaxBad = "50%"
     sample_limit_s: Annotated[float, Field(ge=0)] = SAMPLE_LIMIT_S
     """A sample that takes longer hangs: its worker is replaced, and in the end it is a bad one. 0: no limit."""
-    block_transform: str | None = None
-    """``module:function``, or a token, of a function that transforms many samples at once."""
-    block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
-    """The number of samples that the function gets."""
     ahead: Annotated[int, Field(gt=0)] = EPOCHS_AT_ONCE
     follow: bool = False
     """Whether to begin an epoch only when the group that has read most has fewer than `ahead` left."""
@@ -148,6 +139,7 @@ class PlannedSource:
     def tasks(self, stream_id: str, manifest: Manifest) -> list[ShardTask]:
         """Return the jobs of all shards of an epoch."""
         plan = self._plan
+        options = {name: getattr(plan, name) for name in MakingOptions.model_fields}
         return [
             ShardTask(
                 stream=plan.stream,
@@ -158,13 +150,9 @@ class PlannedSource:
                 source=self._config,
                 fingerprint=self.source.fingerprint,
                 seed=plan.seed,
-                shuffle=plan.shuffle,
-                on_error=plan.on_error,
-                max_bad=plan.max_bad,
-                block_transform=plan.block_transform,
-                block_samples=plan.block_samples,
                 sample_limit_s=plan.sample_limit_s,
                 spec_is_declared=plan.spec is not None,
+                **options,
             )
             for shard in range(1 if self.source.unit == "item" else len(manifest.sizes or ()))
         ]

@@ -28,10 +28,22 @@ MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]
 """The bad samples that an epoch may have: a number, or a share such as ``5%``. More of them fail it."""
 
 
-class ShardTask(BaseModel):
-    """The order to make one shard."""
+class MakingOptions(BaseModel):
+    """The options of a production that each of its jobs carries."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shuffle: bool = True
+    on_error: OnError = "quarantine"
+    max_bad: MaxBad = "50%"
+    block_transform: str | None = None
+    """``module:function`` (or a token) that transforms many samples at once; see sources/transform.py."""
+    block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
+    """The number of samples that the function gets."""
+
+
+class ShardTask(MakingOptions):
+    """The order to make one shard."""
 
     stream: str
     stream_id: str
@@ -45,14 +57,8 @@ class ShardTask(BaseModel):
     fingerprint: str
     """The fingerprint of the source where it was planned. A worker that finds other files refuses the job."""
     seed: int
-    shuffle: bool = True
-    on_error: OnError = "quarantine"
     sample_limit_s: Annotated[float, Field(ge=0)] = 0.0
     """A sample that takes longer hangs, and its worker is replaced. 0: no limit."""
-    block_transform: str | None = None
-    """``module:function`` (or a token) that transforms many samples at once; see sources/transform.py."""
-    block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
-    max_bad: MaxBad = "50%"
     spec_is_declared: bool = False
     """Whether the user declared the tensors. Otherwise a first sample, or the source, gave the spec."""
 
