@@ -11,13 +11,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
@@ -42,7 +42,7 @@ COMMIT_WITHIN_S = 10.0
 """The time that the process has after SIGTERM to commit what it has. A process that does not react is killed."""
 
 
-class EndlessProduction:
+class EndlessProduction(AbstractContextManager["EndlessProduction"]):
     """A production of an iterable's items without an end. Use it in a ``with`` block and iterate over `run`."""
 
     samples_per_epoch = None
@@ -121,9 +121,6 @@ class EndlessProduction:
         if was_going:
             self._notify(f"stopped {self._last.where(self._plan)}")
         self._pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from socket import gethostname
@@ -151,7 +151,7 @@ class EpochGate:
         return False
 
 
-class Production:
+class Production(AbstractContextManager["Production"]):
     """One run over a plan's epochs. Use it in a ``with`` block, and iterate over `run` to the end.
 
     ``workers`` local processes take part; 0 leaves all work to `penstock worker` elsewhere. Raises SourceError at once
@@ -381,9 +381,6 @@ class Production:
         self._runs.clear()
         self._dispatcher.job_ids.clear()
         self.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
@@ -679,7 +676,7 @@ def count_unread(client: Client, stream: Stream) -> int:
     return fewest_unread(epochs, roster)
 
 
-class SplitProduction:
+class SplitProduction(AbstractContextManager["SplitProduction"]):
     """The productions of a split's parts. Without a split it is one, named ''.
 
     Use it in a ``with`` block, and iterate over `run` to the end.
@@ -758,9 +755,6 @@ class SplitProduction:
             queued[self._streams[part]] = list(production.epochs)
             production.leave()
         return queued
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, at)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
 
 from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable, SourceError, StreamConflict
 from penstock_common.stream.client import connect
@@ -124,7 +124,7 @@ class FileBatch:
     """The id of the epoch's manifest, if an earlier watch had opened it."""
 
 
-class FolderWatch:
+class FolderWatch(AbstractContextManager["FolderWatch"]):
     """A running watch. Use it in a ``with`` block, and iterate over `run`. It ends only after ``epochs``, if given.
 
     Files in folders that are no class yet when the watch of a stream begins are left out and reported: their number
@@ -342,9 +342,6 @@ class FolderWatch:
         self._fleet.stop()
         self._dispatcher.close()
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
