@@ -226,7 +226,8 @@ class ImageZip:
             raise SourceError(f"{path} is not a readable zip: {error}") from error
         root = _common_root([m.filename for m in members])
         found = {m.filename[len(root) :]: m for m in members}
-        self.files, self.passed_over = some_images(_listed(found), path)
+        listed = (SourceFile(name, m.file_size, _seconds(m.date_time)) for name, m in found.items())
+        self.files, self.passed_over = some_images(listed, path)
         self._members = [_member(found[file.path], path) for file in self.files]
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -261,11 +262,6 @@ def _common_root(names: list[str]) -> str:
     roots = {name.split("/", 1)[0] if "/" in name else "" for name in names}
     root = roots.pop() if len(roots) == 1 else ""
     return f"{root}/" if root else ""
-
-
-def _listed(members: dict[str, zipfile.ZipInfo]) -> Iterator[SourceFile]:
-    for path, member in members.items():
-        yield SourceFile(path, member.file_size, _seconds(member.date_time))
 
 
 def _seconds(date_time: tuple[int, int, int, int, int, int]) -> int:
