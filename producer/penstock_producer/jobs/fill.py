@@ -338,34 +338,22 @@ def fill_batches(
         if writer.position >= start:
             continue
         watch.before_sample()
-        key, read = source.key(item), partial(source.read, item, seed.of(shard, first))
-        _write_rows(
-            writer,
-            partial(watch.make, first, key, read, writer.commit_all),
-            skip=writer.position - first,
-            count=source.size(item),
-            key=key,
-            watch=watch,
-        )
-
-
-def _write_rows(
-    writer: ShardWriter, read: Callable[[], Mapping[str, Any]], *, skip: int, count: int, key: str, watch: FailureLimit
-) -> None:
-    try:
-        rows = read()
-        writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
-    except (SampleError, SpecMismatch) as error:
-        if isinstance(error, SpecMismatch):
-            reason = watch.saw_mismatch(named(error, key, None, is_batch=True), count - skip)
+        key, skip, count = source.key(item), writer.position - first, start - writer.position
+        read = partial(source.read, item, seed.of(shard, first))
+        try:
+            rows = watch.make(first, key, read, writer.commit_all)
+            writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
+        except (SampleError, SpecMismatch) as error:
+            if isinstance(error, SpecMismatch):
+                reason = watch.saw_mismatch(named(error, key, None, is_batch=True), count)
+            else:
+                reason = watch.saw_bad(error, count)
+            for _ in range(count):
+                writer.quarantine(reason)
+        except TooLarge as error:
+            raise TooLarge(f"{key}: {error}") from error
         else:
-            reason = watch.saw_bad(error, count - skip)
-        for _ in range(count - skip):
-            writer.quarantine(reason)
-        return
-    except TooLarge as error:
-        raise TooLarge(f"{key}: {error}") from error
-    watch.saw_good(count - skip)
+            watch.saw_good(count)
 
 
 class ItemFiller:
