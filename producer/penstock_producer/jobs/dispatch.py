@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable
@@ -128,12 +129,13 @@ class Dispatcher:
         """Count the jobs of these tasks as this production's."""
         self.job_ids.update(task.job_id for task in tasks)
 
-    def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
-        """Queue one job for each task, in order. ``at_front`` puts them before all others, in the same order."""
-        self._enqueue([(task, {}) for task in tasks], at_front)
+    def enqueue(
+        self, tasks: Iterable[ShardTask], *, notes: Iterable[dict[str, Any]] | None = None, at_front: bool = False
+    ) -> None:
+        """Queue one job for each task, in order, with the ``notes`` that it keeps.
 
-    def _enqueue(self, tasks: list[tuple[ShardTask, dict[str, Any]]], at_front: bool) -> None:
-        """Queue tasks, each with the notes that its job keeps."""
+        ``at_front`` puts them before all others, in the same order.
+        """
         jobs = [
             Queue.prepare_data(
                 FUNCTION,
@@ -147,10 +149,10 @@ class Dispatcher:
                 at_front=at_front,
                 meta=meta,
             )
-            for task, meta in tasks
+            for task, meta in zip(tasks, repeat({}) if notes is None else notes, strict=False)
         ]
         if jobs:  # pushed one at a time, so at the front the last one comes first
-            ids = [task.job_id for task, _ in tasks]
+            ids = [str(job.job_id) for job in jobs]
             self._queue.asked(lambda: self._queue.enqueue_many(jobs[::-1] if at_front else jobs), self._notify, ids)
 
     def known(self) -> set[str]:
@@ -239,7 +241,7 @@ class Dispatcher:
                 pipe.delete(Job.key_for(task.job_id))
                 pipe.zrem(self._queue.failed_job_registry.key, task.job_id)
             self._queue.asked(pipe.execute, self._notify)
-        self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
+        self.enqueue(tasks, notes=notes, at_front=True)
 
     def _tell_of_refusal(self, worker: str, task: ShardTask, error: str) -> None:
         """Repeat why a worker of another `penstock worker` could not do a job, once for each worker.
