@@ -450,10 +450,6 @@ class ShardQueue(Queue):
                     raise  # else another process has just set it aside
         return ask()
 
-    def is_overwritten(self, worker_key: str) -> bool:
-        """Return whether another program made a worker's record a key of another type."""
-        return self._server.type(worker_key) not in (b"none", b"hash")
-
     def set_aside(self, notify: Notify, job_ids: Iterable[str] = ()) -> bool:
         """Rename each key of the queue, and of these jobs, that is of another type than rq's; True if there was one."""
         wanted = {

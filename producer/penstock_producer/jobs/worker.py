@@ -316,7 +316,8 @@ class ShardWorker(SimpleWorker):
     def _restore(self, error: Refused, job_ids: tuple[str, ...]) -> bool:
         """Set aside or write again what other programs overwrote. Returns False if there was nothing of the kind."""
         is_found = self._queue.set_aside(to_stderr, job_ids)
-        if "hash value is not" in str(error) or self._queue.is_overwritten(self.key):
+        kind: Any = self.connection.type(self.key)
+        if "hash value is not" in str(error) or kind not in (b"none", b"hash"):
             self._renew_record()
             return True
         return is_found

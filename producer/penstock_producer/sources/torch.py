@@ -129,7 +129,7 @@ def _let_have_children() -> None:
 def _plain(value: Any) -> Any:
     """Return tensors as arrays, at any depth, and a column of texts as a list of bytes."""
     if isinstance(value, torch.Tensor):
-        return _array(value)
+        return as_array(value.detach().cpu().resolve_conj().resolve_neg())
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -139,7 +139,3 @@ def _plain(value: Any) -> Any:
             return [part.encode() for part in value]
         return type(value)(map(_plain, value))
     return value
-
-
-def _array(tensor: Any) -> Any:
-    return as_array(tensor.detach().cpu().resolve_conj().resolve_neg())
