@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -279,18 +279,15 @@ class _Feeder:
         """Write to the iterable's end, or until it is stopped: then everything that was written and finds quota is
         committed.
         """
-        try:
-            with self._writer:
-                try:
-                    self._pass()
-                except FillStopped:
-                    pass
-                except BudgetFull:
-                    if not self._stop.is_set:
-                        raise
-                self._commit_rest()
-        finally:
-            self._source.close()
+        with closing(self._source), self._writer:
+            try:
+                self._pass()
+            except FillStopped:
+                pass
+            except BudgetFull:
+                if not self._stop.is_set:
+                    raise
+            self._commit_rest()
 
     def _pass(self) -> None:
         items = iter(self._source)
