@@ -91,6 +91,7 @@ stat train --samples 0
 tail train --last -3
 trim train --keep -1
 trim train --keep 1 --bytes 1mb
+worker --allow augment --url localhost
 worker --allow-any --allow augment
 worker --auto --burst
 worker --auto --max 0

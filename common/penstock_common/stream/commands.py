@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from penstock_common.errors import BadSpec, PenstockError, ServerUnavailable
-from penstock_common.server.channel import Channel
+from penstock_common.errors import BadSpec, PenstockError
 from penstock_common.stream.damage import unreadable_value
 
 P = ParamSpec("P")
@@ -36,9 +35,6 @@ class ScriptCall(NamedTuple):
     keys: list[Key]
     arguments: list[Arg]
 
-
-Run: TypeAlias = Callable[[str, Sequence[Key], Iterable[Arg]], Any]
-"""A function that runs a script with keys and arguments."""
 
 Client: TypeAlias = Any
 """A control connection, as ``stream.client.connect`` makes it.
@@ -130,23 +126,6 @@ def _explained(error: ResponseError, keys: Sequence[Key]) -> Exception:
         return error
     plain = ValueError(text[found.start(1) :])  # its repr is the text, and no digest of a script is in it
     return unreadable_value(" or ".join(keys[:3]), plain, keys[0] if keys else "")
-
-
-def run_script_on(channel: Channel, client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
-    """Run a script that may run twice on a channel with nothing under way, where a round trip costs half.
-
-    If the channel breaks, or the script is refused or not known, the client runs it.
-    """
-    given = list(args)
-    parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *given)]
-    try:
-        channel.send([(b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)])
-        answer = channel.read()
-    except ServerUnavailable:
-        answer = None
-    if answer is None or isinstance(answer, ResponseError):
-        return run_script(client, script, keys, given)
-    return answer
 
 
 def decoded(reply: dict[bytes, bytes]) -> dict[str, str]:

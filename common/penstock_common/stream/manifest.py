@@ -22,7 +22,6 @@ from penstock_common.stream.commands import (
     Arg,
     Call,
     Client,
-    Run,
     ask_all,
     decoded,
     is_script_error,
@@ -468,7 +467,6 @@ def finish_shard(
     manifest: Manifest,
     shard: int,
     size: int,
-    run: Run | None = None,
     unreplicated: UnreplicatedWrites | None = None,
 ) -> str:
     """Record that a shard is complete, and return the epoch's state. The last shard makes the epoch produced.
@@ -479,18 +477,16 @@ def finish_shard(
         manifest: The manifest of the epoch.
         shard: The number of the shard.
         size: Its samples.
-        run: Runs the script, which may run more than once; None leaves that to the client.
         unreplicated: The entries of the shard that no replica has, if the durability is `auto`.
     """
     args: list[Arg] = [shard, size, *(unreplicated or ())]
-    state: bytes = change_manifest(client, stream, _FINISH_SHARD, manifest, args, run)
+    state: bytes = change_manifest(client, stream, _FINISH_SHARD, manifest, args)
     return state.decode()
 
 
 def change_manifest(
-    client: Client, stream: Stream, script: str, manifest: Manifest, args: Iterable[Arg], run: Run | None = None,
-    keys: Sequence[str] = (),
-) -> Any:  # fmt: skip
+    client: Client, stream: Stream, script: str, manifest: Manifest, args: Iterable[Arg], keys: Sequence[str] = ()
+) -> Any:
     """Run a script that changes the manifest, and return its answer.
 
     Raises EpochAbandoned, StreamDeleted, and ShardMismatch if an operator closed the epoch while it was written.
@@ -501,14 +497,13 @@ def change_manifest(
         script: The script.
         manifest: The manifest of the epoch.
         args: The arguments behind id and epoch.
-        run: Runs the script, which may run more than once; None leaves that to the client.
         keys: The keys behind manifest, events and epochs.
     """
     number = manifest.epoch
     names = [stream.keys.manifest(number), stream.keys.events, stream.keys.epochs, *keys]
     given = [manifest.id, number, *args]
     try:
-        return run_script(client, script, names, given) if run is None else run(script, names, given)
+        return run_script(client, script, names, given)
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)

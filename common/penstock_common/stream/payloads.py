@@ -12,7 +12,7 @@ from penstock_common.segments.reader import CheckedBlocks, SegmentReader
 from penstock_common.server.channel import Command
 from penstock_common.server.scripts import load_script
 from penstock_common.settings import Settings
-from penstock_common.stream.commands import Client, Run, readable, run_script
+from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import describe_entry
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -147,21 +147,16 @@ def registered_segments(client: Client, partition: PartitionKeys, epoch: int) ->
 
 
 def seal_segments(
-    client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str], *, for_the_dead: bool = False,
-    run: Run | None = None,
-) -> None:  # fmt: skip
+    client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str], *, for_the_dead: bool = False
+) -> None:
     """Declare that these segments get no more entries. A commit that names one is refused from then on.
 
     Nothing happens if the epoch was released. With ``for_the_dead`` another process declares it for a dead writer, also
-    for segments without a commit: that writer's commit may still wait in a socket's buffer. ``run`` runs the script,
-    which may run twice. None leaves it to the client.
+    for segments without a commit: that writer's commit may still wait in a socket's buffer.
     """
     if wanted := list(names):
         keys, args = _keys_of(partition, manifest), [manifest.id, 2 if for_the_dead else 1, *wanted]
-        if run is None:
-            run_script(client, _SEAL_SEGMENTS, keys, args)
-        else:
-            run(_SEAL_SEGMENTS, keys, args)
+        run_script(client, _SEAL_SEGMENTS, keys, args)
 
 
 def seal_command(partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> Command:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock.cli import WrongUsage, whole_number
+from penstock.cli import WrongUsage, add_url, whole_number
 from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_queue, options_of
 from penstock_common.errors import PenstockError, ServerUnavailable
@@ -49,10 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max", type=whole_number(1), metavar="N", help="with --auto: at most so many (default: one per core)"
     )
     parser.add_argument("--burst", action="store_true", help="end when the queue is empty")
-    parser.add_argument(
-        "--url",
-        help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
-    )
+    add_url(parser)
     parser.add_argument(
         "--allow", action="append", default=[], type=_allowed_name, metavar="MODULE[:NAME]",
         help="jobs may name functions and objects of this module and of those below it, or only NAME; may be repeated",

@@ -50,7 +50,9 @@ def parse_tokens(text: str, source: str) -> list[tuple[Grant, str]]:
     """
     found = list(_lines(text, source))
     if len({token for _, token in found}) != len(found):
-        raise PenstockError(f"{source} gives the same token to two groups: make each with `penstock gateway --make`")
+        raise PenstockError(
+            f"{source} gives the same token to two groups: make each with `penstock gateway --make-token STREAM/GROUP`"
+        )
     if not found:
         raise PenstockError(f"{source} has no token: `penstock gateway --make-token STREAM/GROUP` prints a line for it")
     return found
