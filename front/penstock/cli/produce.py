@@ -44,7 +44,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     Ctrl-C, SIGTERM and SIGHUP stop the production. The same command, started again, continues it.
     """
-    from penstock.cli.production import ProductionView, summary_json, summary_line, tell_classes
+    from penstock.cli.production import ProductionView, summary_line, tell_classes
+    from penstock.views.production import summary_json
     from penstock_producer.jobs.production import SplitProduction
 
     end_by_signals()
