@@ -1,7 +1,7 @@
-"""Reading an export: its folder, the contents of its ``export.json``, and the blocks of an epoch, found complete.
+"""Exports: a folder, its ``export.json`` as bytes and as values, and the blocks of an epoch, found complete.
 
 An export may come from anybody, so every value is bounded before use. docs/segment-format.md defines the files.
-`penstock_consumer.replay.export` writes them.
+`penstock_consumer.replay.export` writes the folder.
 """
 
 from __future__ import annotations
@@ -237,6 +237,23 @@ class _NextBlock:
 
 
 _ANEW = "copy that file again, or delete the folder and export again"
+
+
+def dump_contents(contents: ExportContents) -> bytes:
+    """Return the bytes of ``export.json``."""
+    epochs = [
+        {
+            "epoch": one.epoch, "kind": one.kind, "seed": one.seed, "fingerprint": one.fingerprint,
+            "sizes": list(one.sizes), "samples": one.samples, "bytes": one.nbytes,
+            "files": [[note.name, note.nbytes, note.records] for note in one.files], "bad": [list(b) for b in one.bad],
+        }
+        for one in contents.epochs
+    ]  # fmt: skip
+    value = {
+        "format": KIND, "v": VERSION, "name": contents.name, "stream": contents.stream,
+        "spec": contents.spec.as_json(), "info": contents.info, "partitions": contents.partitions, "epochs": epochs,
+    }  # fmt: skip
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 def parse_contents(data: bytes) -> ExportContents:

@@ -9,7 +9,6 @@ producer's `write/importer.py`.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,12 +20,11 @@ from stat import S_ISREG
 from penstock_common.errors import BadEntry, BadExport, EpochIncomplete, UnsupportedVersion
 from penstock_common.segments.exports import (
     CONTENTS,
-    KIND,
-    VERSION,
     ExportContents,
     ExportedEpoch,
     ExportedFile,
     ExportProgress,
+    dump_contents,
     load_contents,
 )
 from penstock_common.segments.folder import MODE, new_token, sync
@@ -344,7 +342,7 @@ def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
 def _write_contents(path: Path, contents: ExportContents) -> None:
     part = path / (CONTENTS + PART)
     with open(part, "wb", opener=lambda name, flags: os.open(name, flags, MODE)) as file:
-        file.write(_dumped(contents))
+        file.write(dump_contents(contents))
         file.flush()
         os.fsync(file.fileno())
     part.rename(path / CONTENTS)
@@ -354,20 +352,3 @@ def _write_contents(path: Path, contents: ExportContents) -> None:
 def _sync_folder(path: Path) -> None:
     with suppress(OSError):  # some file systems cannot
         sync(path)
-
-
-def _dumped(contents: ExportContents) -> bytes:
-    """Return the bytes of ``export.json``."""
-    epochs = [
-        {
-            "epoch": one.epoch, "kind": one.kind, "seed": one.seed, "fingerprint": one.fingerprint,
-            "sizes": list(one.sizes), "samples": one.samples, "bytes": one.nbytes,
-            "files": [[note.name, note.nbytes, note.records] for note in one.files], "bad": [list(b) for b in one.bad],
-        }
-        for one in contents.epochs
-    ]  # fmt: skip
-    value = {
-        "format": KIND, "v": VERSION, "name": contents.name, "stream": contents.stream,
-        "spec": contents.spec.as_json(), "info": contents.info, "partitions": contents.partitions, "epochs": epochs,
-    }  # fmt: skip
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
