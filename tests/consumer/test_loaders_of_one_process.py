@@ -25,7 +25,7 @@ from penstock_consumer.read import member
 from penstock_consumer.read.claims import Claim
 from penstock_consumer.read.heartbeat import MANY_DELIVERIES
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.read.resources import default_member
+from penstock_consumer.read.options import default_member
 from tests.contracts.feed import produce
 
 COUNT, BLOCK, BATCH = 400, 5, 10

@@ -34,8 +34,15 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.hooks import AlwaysTrue
 from penstock_consumer.read.member import Member, join_as
-from penstock_consumer.read.options import STATE_VERSION, State, check_state, loader_options, spec_digest
-from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
+from penstock_consumer.read.options import (
+    STATE_VERSION,
+    State,
+    check_state,
+    default_member,
+    loader_options,
+    spec_digest,
+)
+from penstock_consumer.read.resources import LoaderResources, end_resources
 from penstock_consumer.read.view import View
 from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch

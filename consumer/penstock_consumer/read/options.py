@@ -1,12 +1,18 @@
-"""The options of a loader, and the `state_dict` that says where it stands."""
+"""The options of a loader, the name of a member that has none, and the `state_dict` that says where a loader stands."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
+from os import getpid
+from socket import gethostname
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from penstock_common.errors import StateMismatch
 from penstock_common.hints import callable_of, seconds, whole
@@ -166,3 +172,27 @@ _HINTS = {
     "batch_size": "positions are counted in batches: give the Loader the batch_size it had",
 }
 """The fields in the order of comparison. The first that differs explains the others."""
+
+
+_NEXT = count(2)
+_NUMBERS: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+"""The numbers of threads other than the main one."""
+
+
+def default_member() -> str:
+    """Return a name of host, process and thread, so that two threads are two members, as two processes are.
+
+    The main thread has no number, so a restarted container is the same member.
+    """
+    own, thread = f"{host_prefix()}{getpid()}", threading.current_thread()
+    if thread is threading.main_thread():
+        return own
+    if thread not in _NUMBERS:
+        _NUMBERS[thread] = next(_NEXT)
+    return f"{own}-{_NUMBERS[thread]}"
+
+
+def host_prefix() -> str:
+    """Return what the default names of this host's members begin with."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
+    return f"{host}-"

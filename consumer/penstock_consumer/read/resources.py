@@ -5,14 +5,10 @@ Nothing here refers to the loader itself, so that a loader out of use can be col
 
 from __future__ import annotations
 
-import re
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from os import getpid
-from socket import gethostname
-from weakref import WeakKeyDictionary
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
@@ -72,27 +68,3 @@ def _end(resources: LoaderResources) -> None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
             resources.member.end(JOIN_S if resources.is_patient else AT_ONCE_S, patience_s)
     resources.client.close()
-
-
-_NEXT = count(2)
-_NUMBERS: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
-"""The numbers of threads other than the main one."""
-
-
-def default_member() -> str:
-    """Return a name of host, process and thread, so that two threads are two members, as two processes are.
-
-    The main thread has no number, so a restarted container is the same member.
-    """
-    own, thread = f"{host_prefix()}{getpid()}", threading.current_thread()
-    if thread is threading.main_thread():
-        return own
-    if thread not in _NUMBERS:
-        _NUMBERS[thread] = next(_NEXT)
-    return f"{own}-{_NUMBERS[thread]}"
-
-
-def host_prefix() -> str:
-    """Return what the default names of this host's members begin with."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:80] or "host"
-    return f"{host}-"

@@ -72,7 +72,7 @@ def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
 def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
     from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.roster import load_roster
-    from penstock_consumer.read.resources import host_prefix
+    from penstock_consumer.read.options import host_prefix
 
     own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+(-\d+)?")
     with opened(args) as (client, stream):
