@@ -19,7 +19,7 @@ from pathlib import Path
 from stat import S_IMODE, S_ISGID, S_ISREG
 
 from penstock_common.errors import BadOption, BadSegment, PenstockError, SegmentGone, SegmentsUnseen
-from penstock_common.segments.permissions import FileUser, PathStep, walk, why_not_read, why_not_write
+from penstock_common.segments.trust import FileUser, PathStep, walk, why_not_read, why_not_write
 from penstock_common.wire.header import NAME
 from penstock_common.wire.segment import SegmentInfo, info_bytes, pack_info, parse_info
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_common.errors import SegmentsUnseen
 from penstock_common.segments.folder import MARK, NOTES, SegmentFolder, new_token
-from penstock_common.segments.permissions import FileUser, PathStep, walk, why_not_read, why_not_write
+from penstock_common.segments.trust import FileUser, PathStep, walk, why_not_read, why_not_write
 from penstock_common.wire.segment import SegmentInfo
 from penstock_common.wire.spec import Spec
 from tests.contracts.processes import within

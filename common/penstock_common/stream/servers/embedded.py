@@ -29,7 +29,7 @@ from urllib.parse import quote
 from penstock_common.errors import ServerLoading, ServerUnavailable, ServerUnsuitable
 from penstock_common.hints import explained
 from penstock_common.local_servers import read_private, write_private
-from penstock_common.segments.permissions import FileUser, walk, why_not_write
+from penstock_common.segments.trust import FileUser, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.aof import cut_open_transaction
 from penstock_common.waiting import Wait
