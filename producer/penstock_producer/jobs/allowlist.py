@@ -1,4 +1,5 @@
-"""The allowlist of a worker: modules, names and folders that its host allows in jobs, or that its production planned.
+"""The allowlist of a worker: what `--allow` and `--root` permit, what a production planned, and the names in a job's
+configs that are checked. `sources.allowed` has the rule for one name.
 
 A program that can write to the queue can write any job. Both checks come before anything of a job is imported or
 opened.

@@ -1,4 +1,4 @@
-"""The modules, functions and folders that the jobs of a worker may name.
+"""The rule whether an import name or a folder is allowed: which modules an allowed one includes, and what none may.
 
 The worker sets them once for its whole process. A process in which nothing was set may import and read anything.
 """
