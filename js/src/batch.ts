@@ -2,7 +2,7 @@
 // it.
 
 import { PenstockError } from "./errors.js";
-import { SpareMemory } from "./spare.js";
+import { SpareMemory } from "./spareMemory.js";
 import { Column } from "./wire/codec.js";
 import { typed } from "./wire/dtypes.js";
 import { rowStarts } from "./wire/ragged.js";

@@ -1,7 +1,7 @@
 // The check of option names, for every public function: an unknown option raises BadOption with the probable spelling.
 
 import { BadOption } from "./errors.js";
-import { near } from "./near.js";
+import { near } from "./spelling.js";
 
 /** The names of the options of a type. `satisfies` keeps them complete. */
 export type OptionNames<T> = Readonly<Record<keyof T, true>>;

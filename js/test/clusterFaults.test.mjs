@@ -7,7 +7,7 @@ import { after, afterEach, before, test } from "node:test";
 import { DeliveryCheck } from "../dist/group/deliveryCheck.js";
 import { Outboxes } from "../dist/group/outbox.js";
 import { BadOption, load, openWriter, ServerUnavailable } from "../dist/index.js";
-import { Server } from "../dist/server/server.js";
+import { Server } from "../dist/server/client.js";
 import { RunWatch } from "../dist/stream/serverRuns.js";
 import { loadStream } from "../dist/stream/stream.js";
 import { all, names } from "./members.mjs";

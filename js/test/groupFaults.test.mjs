@@ -11,7 +11,7 @@ import { SharedReading } from "../dist/group/reading.js";
 import { whetherProducerRuns } from "../dist/group/sentences.js";
 import { SharedReaders } from "../dist/group/sharedReader.js";
 import { GroupNotFound, load, MemberReplaced, openWriter, ServerUnavailable, WaitTimeout } from "../dist/index.js";
-import { BlockingLine } from "../dist/stream/line.js";
+import { BlockingLine } from "../dist/stream/blockingConnection.js";
 import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 

@@ -4,7 +4,7 @@ import { BatchBuilder } from "../batch.js";
 import { Philox, seedWords } from "../shuffle/random.js";
 import { ShuffleWindow } from "../shuffle/shuffle.js";
 import type { Column } from "../wire/codec.js";
-import type { SourceBatch } from "./progress.js";
+import type { SourceBatch } from "./stepTracking.js";
 
 /** The rows [from, to) of tensors, all of one batch of the source. */
 export interface Piece {

@@ -2,7 +2,7 @@
 // Each stage ends the one before it when it is ended itself, which tf.data does not do, and disposes of the tensors
 // that it drops.
 
-import type { Progress, Share } from "./progress.js";
+import type { Progress, Share } from "./stepTracking.js";
 import type { Tf, TfIterator } from "./tf.js";
 
 /** An element of a dataset, and the rows of the source that it was made of. */

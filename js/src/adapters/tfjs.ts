@@ -6,12 +6,12 @@ import { BadOption } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
 import { whole } from "../whole.js";
 import type { Column } from "../wire/codec.js";
-import { Progress, type SourceBatch } from "./progress.js";
 import { alone, grouped, type Piece, type RowShuffle, shuffled } from "./rows.js";
 import type { Items } from "./stages.js";
+import { Progress, type SourceBatch } from "./stepTracking.js";
 import { type Cast, single, stacked, type TensorData } from "./tensors.js";
 import type { DatasetOf, Tf, TfLike } from "./tf.js";
-import { Iterations, track } from "./tracked.js";
+import { Iterations, track } from "./trackedDataset.js";
 
 /** Names of tensors of the stream: one, a list for the inputs in order, or an object from the model's names to them. */
 export type Names = string | readonly string[] | Readonly<Record<string, string>>;

@@ -1,7 +1,7 @@
 // Canonical order, pure: positions of an epoch to entries and rows of them. Beyond the epoch's end positions run on
 // cyclically from its start, which is how a last step is padded.
 
-import type { IndexRecord } from "../stream/records.js";
+import type { IndexRecord } from "../stream/indexRecords.js";
 import type { Remainder } from "./options.js";
 
 /** One index record in its place. */

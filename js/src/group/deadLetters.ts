@@ -2,7 +2,7 @@
 // suspect.
 
 import { type BadEntry, SegmentGone, TooManyDeadLetters, UncommittedEntry, UnsupportedVersion } from "../errors.js";
-import { bytesOf, textOf } from "../server/server.js";
+import { bytesOf, textOf } from "../server/client.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { bury, ledgerBits, uncovered } from "../stream/ledger.js";
 import { liveState, type Manifest, plannedSamples } from "../stream/manifest.js";

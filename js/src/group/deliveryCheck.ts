@@ -1,6 +1,6 @@
 // The test whether a server that was restarted or replaced may deliver an entry again that it delivered before.
 
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { compareIds, newestEntry } from "../stream/pending.js";
 import { loadRoster } from "../stream/roster.js";

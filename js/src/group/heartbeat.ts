@@ -3,7 +3,7 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { MemberReplaced, ServerUnavailable } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import { type PartitionKeys, RELEASED } from "../stream/keys.js";
 import {
   claimEntry,

@@ -2,12 +2,12 @@
 // known yet.
 
 import { EpochIncomplete, OrderNeedsSizes } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
+import type { BlockingLine } from "../stream/blockingConnection.js";
+import { type IndexRecord, recordsBehind } from "../stream/indexRecords.js";
 import type { DeadNote } from "../stream/ledger.js";
-import type { BlockingLine } from "../stream/line.js";
 import { begunShards, type Manifest } from "../stream/manifest.js";
 import { startsOf } from "../stream/positions.js";
-import { type IndexRecord, recordsBehind } from "../stream/records.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import type { IndexedPiece } from "./canonical.js";
 

@@ -2,14 +2,14 @@
 // leaves. `rankMember.ts` has what differs for a rank.
 
 import { EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
+import { Confirmer } from "../stream/confirmed.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { acknowledgement, type ShardRange, uncovered } from "../stream/ledger.js";
-import { isLeftOver } from "../stream/leftOver.js";
+import { isLeftOver } from "../stream/leftoverEpochs.js";
 import { begunShards, findManifest, isEnded, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import { hasUnread, pendingMembers } from "../stream/pending.js";
 import { GONE_AFTER, mayBeAtWork } from "../stream/presence.js";
-import { Confirmer } from "../stream/replicas.js";
 import {
   closeForGroup,
   countLive,

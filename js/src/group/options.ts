@@ -4,7 +4,7 @@ import { createHash } from "node:crypto";
 import { hostname } from "node:os";
 import { BadOption, StateMismatch } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
-import { SERVER_OPTIONS, type ServerOptions } from "../server/server.js";
+import { SERVER_OPTIONS, type ServerOptions } from "../server/client.js";
 import { checkedName } from "../stream/keys.js";
 import { type Order, rankMember } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";

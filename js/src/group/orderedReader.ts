@@ -10,13 +10,13 @@ import {
   TooLarge,
   UnsupportedVersion,
 } from "../errors.js";
-import { entriesOf, type StreamEntry } from "../server/server.js";
+import { entriesOf, type StreamEntry } from "../server/client.js";
+import type { BlockingLine } from "../stream/blockingConnection.js";
+import { isIndexed } from "../stream/indexRecords.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { bury, type DeadNote, deadNotes } from "../stream/ledger.js";
-import type { BlockingLine } from "../stream/line.js";
 import { isEnded, loadManifest, type Manifest, plannedSamples, renewed } from "../stream/manifest.js";
 import { HEAD_STEPS } from "../stream/positions.js";
-import { isIndexed } from "../stream/records.js";
 import { loadRoster, type Order } from "../stream/roster.js";
 import { partitionOf, requireThere, type Stream } from "../stream/stream.js";
 import { type Notify, seconds } from "../waiting.js";

@@ -1,9 +1,9 @@
 // Sends acknowledgements without making the training loop wait for each answer, and sends those again that a failover
 // may have lost.
 
-import type { Argument, Server } from "../server/server.js";
+import type { Argument, Server } from "../server/client.js";
+import { ReplicaProbe } from "../stream/confirmed.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { ReplicaProbe } from "../stream/replicas.js";
 import { RunWatch } from "../stream/serverRuns.js";
 import type { Stream } from "../stream/stream.js";
 import { ELSEWHERE_MS, LATE, within } from "./backgroundQuery.js";

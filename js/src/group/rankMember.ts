@@ -3,7 +3,7 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { GroupBusy, ReplayTruncated, WaitTimeout } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import { findManifest, isEnded, type Manifest, plannedSamples, retainedEpochs } from "../stream/manifest.js";
 import {
   knownPositions,

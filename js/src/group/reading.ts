@@ -3,8 +3,8 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { EpochNotFound, GroupFinished } from "../errors.js";
-import type { Server } from "../server/server.js";
-import type { BlockingLine } from "../stream/line.js";
+import type { Server } from "../server/client.js";
+import type { BlockingLine } from "../stream/blockingConnection.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples } from "../stream/manifest.js";
 import type { Membership } from "../stream/roster.js";
 import { loadRoster, unknownGroup } from "../stream/roster.js";

@@ -4,7 +4,7 @@
 import { BadEntry, SegmentGone } from "../errors.js";
 import { decodeWhole } from "../segments/decode.js";
 import type { SegmentReader } from "../segments/reader.js";
-import { bytesOf, type Server, type StreamEntry, textOf } from "../server/server.js";
+import { bytesOf, type Server, type StreamEntry, textOf } from "../server/client.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { ledgerBits, mergeRanges, type Range } from "../stream/ledger.js";
 import { type Manifest, shardSize } from "../stream/manifest.js";
@@ -12,7 +12,7 @@ import { partitionOf, type Stream } from "../stream/stream.js";
 import { type Block, offsetsOf } from "../wire/codec.js";
 import { type Header, parseHeader } from "../wire/header.js";
 import type { Spec } from "../wire/spec.js";
-import type { CommitCheck } from "./committed.js";
+import type { CommitCheck } from "./commitCheck.js";
 
 /** An entry that was received: its samples, or why they cannot be used. */
 export type Received = GoodEntry | BadReceived | MissingEntry;

@@ -2,8 +2,8 @@
 // Python's consumer has the same.
 
 import { PenstockError } from "../errors.js";
-import { near, nearest } from "../near.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
+import { near, nearest } from "../spelling.js";
 import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
 import { LATE, within } from "./backgroundQuery.js";

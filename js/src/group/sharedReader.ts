@@ -10,10 +10,10 @@ import {
   ServerUnavailable,
   UnsupportedVersion,
 } from "../errors.js";
-import { bytesOf, entriesOf, type StreamEntry, textOf } from "../server/server.js";
+import { bytesOf, entriesOf, type StreamEntry, textOf } from "../server/client.js";
+import type { BlockingLine } from "../stream/blockingConnection.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { acknowledgement } from "../stream/ledger.js";
-import type { BlockingLine } from "../stream/line.js";
 import { findManifest, isEnded, liveState, type Manifest, renewed, shardCount, shardSize } from "../stream/manifest.js";
 import { isGone, pendingMembers, wasGivenSince } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
@@ -21,7 +21,7 @@ import { partitionOf, requireThere } from "../stream/stream.js";
 import { type Notify, now, OUTAGE_MS, Outage, seconds } from "../waiting.js";
 import { BackgroundQuery, ELSEWHERE_MS, within } from "./backgroundQuery.js";
 import { Assembler } from "./batch.js";
-import { CommitCheck } from "./committed.js";
+import { CommitCheck } from "./commitCheck.js";
 import { crashNotice, DeadLetters, type EpochKnowledge, isDone, notReadHere } from "./deadLetters.js";
 import type { DeliveryCheck } from "./deliveryCheck.js";
 import { FetchPlanner, type FetchRequest } from "./fetchPlan.js";

@@ -8,7 +8,7 @@ import { BadEntry, BadOption, StateMismatch } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
 import { decodeWhole } from "../segments/decode.js";
 import { SegmentReader } from "../segments/reader.js";
-import { bytesOf, entriesOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/server.js";
+import { bytesOf, entriesOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/client.js";
 import { ShuffleOrder, type ShuffleWindow } from "../shuffle/shuffle.js";
 import { loadStream, partitionOf, requireSpec, type Stream } from "../stream/stream.js";
 import { Outage } from "../waiting.js";

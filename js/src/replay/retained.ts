@@ -2,9 +2,9 @@
 
 import { randomBytes } from "node:crypto";
 import { EpochIncomplete, ReplayTruncated, ServerUnavailable } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
+import { type IndexRecord, indexRecords } from "../stream/indexRecords.js";
 import { loadManifest, type Manifest, shardCount, shardSize } from "../stream/manifest.js";
-import { type IndexRecord, indexRecords } from "../stream/records.js";
 import { loadRoster } from "../stream/roster.js";
 import { partitionOf, requireThere, type Stream } from "../stream/stream.js";
 

@@ -4,10 +4,10 @@
 import { ServerUnavailable } from "../errors.js";
 import { type Address, whereIs } from "./address.js";
 import { Connection } from "./connection.js";
+import { translated } from "./errorTranslation.js";
 import { ErrorReply } from "./resp.js";
 import { nodeAt, SlotMap, type SlotRange } from "./slotMap.js";
 import { SLOTS } from "./slots.js";
-import { translated } from "./translation.js";
 import type { Sending, Transport } from "./transport.js";
 
 /** The redirections that one command follows at once. Nodes that redirect to each other are an outage. */

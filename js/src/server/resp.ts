@@ -2,7 +2,7 @@
 // sizes in a reply.
 
 import { printable } from "../printable.js";
-import { SpareMemory } from "../spare.js";
+import { SpareMemory } from "../spareMemory.js";
 
 /** The bytes of small replies that one read may bring. */
 const SCRATCH_BYTES = 65_536;

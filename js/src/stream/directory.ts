@@ -2,7 +2,7 @@
 // hints, and the meta of a stream is the fact. Older versions neither write nor read it.
 
 import { DamagedKey, ReplyError, Unauthorized } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { isName, StreamKeys } from "./keys.js";
 
 /** Hash: name of each stream -> its id. */

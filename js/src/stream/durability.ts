@@ -4,8 +4,8 @@
 
 import { BadOption, PenstockError, ReplyError, ServerUnsuitable } from "../errors.js";
 import { loadScript } from "../scripts.js";
-import type { Argument, Server } from "../server/server.js";
-import { textOf } from "../server/server.js";
+import type { Argument, Server } from "../server/client.js";
+import { textOf } from "../server/client.js";
 import { now, seconds, type Wait } from "../waiting.js";
 
 /** The longest time that the server may take for one answer. A shortfall is reported, and the server is asked again. */

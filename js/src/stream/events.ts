@@ -1,11 +1,11 @@
-// The wait for a change of a stream, by its events key. An event is a hint, and may be lost. `write/creation.ts`
+// The wait for a change of a stream, by its events key. An event is a hint, and may be lost. `write/streamCreation.ts`
 // announces events.
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { DamagedKey } from "../errors.js";
-import { entriesOf, type Server, textOf } from "../server/server.js";
+import { entriesOf, type Server, textOf } from "../server/client.js";
+import type { BlockingLine } from "./blockingConnection.js";
 import type { StreamKeys } from "./keys.js";
-import type { BlockingLine } from "./line.js";
 
 /** The pause between two looks while the events key is damaged. */
 const DAMAGED_PAUSE_MS = 100;

@@ -1,9 +1,9 @@
 // The ledger: the arguments of an acknowledgement, which samples a group is done with, and the notes of dead letters.
 
-import { type Argument, bytesOf, hashOf, type Server } from "../server/server.js";
+import { type Argument, bytesOf, hashOf, type Server } from "../server/client.js";
+import { indexRecords } from "./indexRecords.js";
 import type { PartitionKeys } from "./keys.js";
 import { begunShards, liveState, type Manifest, shardCount, shardSize } from "./manifest.js";
-import { indexRecords } from "./records.js";
 import { partitionOf, type Stream } from "./stream.js";
 
 const SHARDS_AT_ONCE = 1024;

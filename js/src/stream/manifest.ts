@@ -2,7 +2,7 @@
 // produced`, or `abandoned`.
 
 import { EpochNotFound } from "../errors.js";
-import { hashOf, type Server, textOf } from "../server/server.js";
+import { hashOf, type Server, textOf } from "../server/client.js";
 import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
 import { integer, readable, requireThere, type Stream } from "./stream.js";
 

@@ -2,7 +2,7 @@
 // given.
 
 import { ReplyError } from "../errors.js";
-import { entriesOf, type Server, textOf } from "../server/server.js";
+import { entriesOf, type Server, textOf } from "../server/client.js";
 import { LAST, type PartitionKeys, RELEASED } from "./keys.js";
 import { serverMs } from "./roster.js";
 

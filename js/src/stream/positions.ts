@@ -3,7 +3,7 @@
 // report is one step.
 
 import { GroupNotFound, MemberReplaced, type PenstockError, ReplayTruncated, ReplyError } from "../errors.js";
-import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
+import { type Argument, hashOf, type Server, textOf } from "../server/client.js";
 import type { PartitionKeys } from "./keys.js";
 import { liveState, type Manifest, shardSize } from "./manifest.js";
 import { type Membership, type Order, rejoin } from "./roster.js";

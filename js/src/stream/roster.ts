@@ -3,8 +3,8 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { EpochsReleased, GroupBusy, GroupKindMismatch, GroupNotFound, MemberReplaced, ReplyError } from "../errors.js";
-import { near } from "../near.js";
-import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
+import { type Argument, hashOf, type Server, textOf } from "../server/client.js";
+import { near } from "../spelling.js";
 import { now } from "../waiting.js";
 import { type PartitionKeys, requireNames } from "./keys.js";
 import { type EpochState, statesOf } from "./manifest.js";

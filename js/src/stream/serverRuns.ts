@@ -3,7 +3,7 @@
 
 import { setTimeout as sleep } from "node:timers/promises";
 import { type PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { now } from "../waiting.js";
 import type { PartitionKeys } from "./keys.js";
 import type { Stream } from "./stream.js";

@@ -2,8 +2,8 @@
 // damaged.
 
 import { DamagedKey, StreamDeleted, StreamNotFound } from "../errors.js";
-import { near } from "../near.js";
-import { hashOf, type Server, textOf } from "../server/server.js";
+import { hashOf, type Server, textOf } from "../server/client.js";
+import { near } from "../spelling.js";
 import { STREAM_ID } from "../wire/header.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { listStreams } from "./directory.js";

@@ -1,14 +1,14 @@
 // The acknowledgements of groups, as a writer reads them: by the ledgers, and of ordered groups by the positions of
 // their ranks.
 
-import { entriesOf, type Server } from "../server/server.js";
+import { entriesOf, type Server } from "../server/client.js";
+import type { IndexRecord } from "../stream/indexRecords.js";
 import { deadNotes, ledgerBits, type Range } from "../stream/ledger.js";
 import { begunShards, type Manifest, plannedSamples } from "../stream/manifest.js";
 import { HEAD_STEPS, knownPositions, lowestPosition, startsOf } from "../stream/positions.js";
-import type { IndexRecord } from "../stream/records.js";
 import { integer, partitionOf, readable, type Stream } from "../stream/stream.js";
+import type { ShardPlace } from "./commitCommands.js";
 import { type Holder, loadHolders } from "./holders.js";
-import type { ShardPlace } from "./progress.js";
 
 /** Return whether every group that data is held for has acknowledged the samples of a record. */
 export async function isAcknowledged(

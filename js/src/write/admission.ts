@@ -2,17 +2,17 @@
 // it.
 
 import { PenstockError, TooLarge } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import { findManifest } from "../stream/manifest.js";
 import { serverMs } from "../stream/roster.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import { now } from "../waiting.js";
 import { unacknowledgedSamples } from "./acknowledged.js";
+import type { ShardPlace } from "./commitCommands.js";
 import { explainHolds, explainMemory, explainQuota } from "./explain.js";
 import { type Holders, idleGroups, loadHolders, missingMembers, unfinishedGroups } from "./holders.js";
 import { readableBytes, type ServerMemory } from "./memory.js";
 import type { AdmissionOrder } from "./order.js";
-import type { ShardPlace } from "./progress.js";
 import {
   type Decision,
   decide,

@@ -12,18 +12,15 @@ import {
   ServerUnavailable,
   ShardMismatch,
 } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { Durability, touchCommand, unconfirmedNotice } from "../stream/durability.js";
+import { type IndexRecord, indexRecords } from "../stream/indexRecords.js";
 import { findManifest, liveState } from "../stream/manifest.js";
-import { type IndexRecord, indexRecords } from "../stream/records.js";
 import { requireThere, type Stream } from "../stream/stream.js";
 import { Outage, Wait } from "../waiting.js";
 import { encode } from "../wire/encode.js";
 import { Admission } from "./admission.js";
 import type { PackedBlock } from "./block.js";
-import { findForged, firstFault, readIndex } from "./completion.js";
-import type { WriterContext } from "./context.js";
-import { isReleased, openAgain, type UnreplicatedWrites } from "./epochs.js";
 import {
   commitCommands,
   isOutOfMemory,
@@ -33,7 +30,10 @@ import {
   readCommit,
   type ShardPlace,
   scriptAnswer,
-} from "./progress.js";
+} from "./commitCommands.js";
+import { findForged, firstFault, readIndex } from "./completion.js";
+import type { WriterContext } from "./context.js";
+import { isReleased, openAgain, type UnreplicatedWrites } from "./epochs.js";
 import { ANSWER_MS, type Reasons, UnconfirmedBlocks } from "./unconfirmed.js";
 
 const NOTHING = new Durability("memory");

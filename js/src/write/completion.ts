@@ -1,13 +1,13 @@
 // The check of a shard before it is declared complete: its index holds what its writers committed, and no more.
 
 import { BadEntry } from "../errors.js";
-import { bytesOf, type Server, textOf } from "../server/server.js";
-import { type IndexRecord, indexRecord } from "../stream/records.js";
+import { bytesOf, type Server, textOf } from "../server/client.js";
+import { type IndexRecord, indexRecord } from "../stream/indexRecords.js";
 import { readable, type Stream } from "../stream/stream.js";
 import { parseHeader } from "../wire/header.js";
 import { MAX_HEADER_BYTES } from "../wire/limits.js";
 import { isAcknowledged } from "./acknowledged.js";
-import type { ShardPlace } from "./progress.js";
+import type { ShardPlace } from "./commitCommands.js";
 
 /** Records in the first page, which is all that most shards have. */
 const FIRST_PAGE = 64;

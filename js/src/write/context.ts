@@ -1,6 +1,6 @@
 // The values that all shards of one writer share: connections, stream, admission, and the writer's options.
 
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import type { ReplicaWatch } from "../stream/durability.js";
 import type { Stream } from "../stream/stream.js";
 import type { Lateness, Notify } from "../waiting.js";

@@ -2,11 +2,11 @@
 
 import { randomBytes } from "node:crypto";
 import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples, whyNotPlanned } from "../stream/manifest.js";
 import { requireThere, type Stream } from "../stream/stream.js";
 import { MAX_NUMBER } from "../wire/limits.js";
-import { announce, deleted, requireKept } from "./creation.js";
+import { announce, deleted, requireKept } from "./streamCreation.js";
 
 const MAX_SHARDS = 2 ** 20;
 const CLOSED = /PENSTOCK (shard \d+ ended with \d+ samples)/;

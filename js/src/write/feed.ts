@@ -2,7 +2,7 @@
 // seals this one, and the last one that finishes sizes it.
 
 import { randomBytes } from "node:crypto";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import { findManifest, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import type { Stream } from "../stream/stream.js";
 import { beginNextEpoch, NumberTaken, nextEpoch, openEpoch } from "./epochs.js";

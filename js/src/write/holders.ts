@@ -1,7 +1,7 @@
 // The holders of a partition's bytes, by its roster: groups, members, pins and replays, and which groups are
 // unfinished, idle or absent.
 
-import { hashOf, type Server, textOf } from "../server/server.js";
+import { hashOf, type Server, textOf } from "../server/client.js";
 import { type PartitionKeys, requireNames } from "../stream/keys.js";
 import { rankMember } from "../stream/roster.js";
 import { integer, readable } from "../stream/stream.js";

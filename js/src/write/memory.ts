@@ -2,12 +2,12 @@
 // writer may take.
 
 import { BudgetRefused, ServerUnsuitable } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { listStreams } from "../stream/directory.js";
 import { StreamKeys } from "../stream/keys.js";
 import { integer, readable } from "../stream/stream.js";
 import { type Notify, now } from "../waiting.js";
-import { BLOCK_BYTES, BUDGET_BYTES } from "./creation.js";
+import { BLOCK_BYTES, BUDGET_BYTES } from "./streamCreation.js";
 
 /** The memory that writers keep free for acknowledgements, joining groups and job queues. */
 const RESERVE_SHARE = 0.1;

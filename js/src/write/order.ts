@@ -1,7 +1,7 @@
 // The order of admission: which shard may use the reserve of a budget, namely the lowest unfinished one of the oldest
 // unfinished epoch.
 
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { begunShards, type EpochState, findManifest, retainedEpochs } from "../stream/manifest.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import { now } from "../waiting.js";

@@ -1,10 +1,10 @@
 // The trimmer: removes the entries of a running epoch that every group has acknowledged, from many shards at once.
 
-import { entriesOf, type Server } from "../server/server.js";
+import { entriesOf, type Server } from "../server/client.js";
+import { type IndexRecord, indexRecord } from "../stream/indexRecords.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import type { Range } from "../stream/ledger.js";
 import { begunShards, findManifest, type Manifest } from "../stream/manifest.js";
-import { type IndexRecord, indexRecord } from "../stream/records.js";
 import { serverMs } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
 import { now } from "../waiting.js";

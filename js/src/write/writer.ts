@@ -3,8 +3,8 @@
 
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
-import { addressOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/server.js";
-import { SilenceWatch } from "../server/silence.js";
+import { addressOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/client.js";
+import { SilenceWatch } from "../server/stallDetector.js";
 import { Durability, ReplicaWatch } from "../stream/durability.js";
 import { checkedName } from "../stream/keys.js";
 import type { Manifest } from "../stream/manifest.js";
@@ -13,17 +13,17 @@ import { type Notify, now, Outage, toStderr } from "../waiting.js";
 import { whole } from "../whole.js";
 import type { Spec } from "../wire/spec.js";
 import type { WriterContext } from "./context.js";
-import { SHARD_SAMPLES, WriterCore } from "./core.js";
-import { createStream } from "./creation.js";
-import { EpochWriter } from "./epoch.js";
 import { openEpoch } from "./epochs.js";
+import { EpochWriter } from "./epochWriter.js";
 import { isSealed } from "./feed.js";
 import { admitStream, readableBytes, ServerMemoryQuota } from "./memory.js";
 import { AdmissionOrder } from "./order.js";
 import { checkRows, inferRows, type RowsLike } from "./rows.js";
 import { notAwaited, type ShardWriter } from "./shard.js";
 import { inferSpec, type SampleLike, type SpecLike, specLike } from "./spec.js";
+import { createStream } from "./streamCreation.js";
 import { Trimmer } from "./trimmer.js";
+import { SHARD_SAMPLES, WriterCore } from "./writerCore.js";
 
 /** A feed starts a new epoch after this share of the budget, so that old epochs can be released. */
 const FEED_SHARE = 1 / 8;

@@ -2,8 +2,8 @@
 // it.
 
 import { BadOption } from "../errors.js";
-import type { Delivered, Progress } from "./progress.js";
 import { type Items, Stages } from "./stages.js";
+import type { Delivered, Progress } from "./stepTracking.js";
 import type { Tf, TfIterator } from "./tf.js";
 
 /** The iterations of a dataset, and of all that were derived from it. */

@@ -1,8 +1,8 @@
 // The commit check: whether an index record, or a repair, names a received entry.
 
 import { UncommittedEntry } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
-import { isIndexed } from "../stream/records.js";
+import { type Server, textOf } from "../server/client.js";
+import { isIndexed } from "../stream/indexRecords.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import type { Header } from "../wire/header.js";
 

@@ -3,7 +3,7 @@
 
 import { randomBytes } from "node:crypto";
 import { DamagedKey, ReplyError, StreamConflict, StreamDeleted } from "../errors.js";
-import { type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/client.js";
 import { enterStream, strikeStream } from "../stream/directory.js";
 import { AUTO } from "../stream/durability.js";
 import { StreamKeys } from "../stream/keys.js";

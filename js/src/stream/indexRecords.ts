@@ -1,7 +1,7 @@
 // Shard indexes: the records of committed blocks, read in pages with repairs applied, and whether a record names an
 // entry.
 
-import { entriesOf, type Server, type StreamEntry } from "../server/server.js";
+import { entriesOf, type Server, type StreamEntry } from "../server/client.js";
 import { MAX_NUMBER } from "../wire/limits.js";
 import type { PartitionKeys } from "./keys.js";
 import { integer, readable } from "./stream.js";

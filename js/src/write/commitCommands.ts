@@ -3,7 +3,7 @@
 
 import { PenstockError, ServerUnavailable } from "../errors.js";
 import { loadScript } from "../scripts.js";
-import { type Argument, entriesOf, type Server, textOf, translated } from "../server/server.js";
+import { type Argument, entriesOf, type Server, textOf, translated } from "../server/client.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { liveState, type Manifest } from "../stream/manifest.js";
 import { integer, readable } from "../stream/stream.js";

@@ -8,13 +8,13 @@ import type { OptionNames } from "../options.js";
 import { loadScript } from "../scripts.js";
 import { now, type Outage } from "../waiting.js";
 import { withoutPassword } from "./address.js";
-import { connect } from "./connecting.js";
+import { connect } from "./connect.js";
+import { translated } from "./errorTranslation.js";
 import type { SlotRange } from "./slotMap.js";
 import { keyOf, slotOf } from "./slots.js";
-import { translated } from "./translation.js";
 import type { RedisLike, Transport } from "./transport.js";
 
-export { translated } from "./translation.js";
+export { translated } from "./errorTranslation.js";
 
 /** Where the server is. */
 export interface ServerOptions {

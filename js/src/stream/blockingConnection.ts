@@ -2,7 +2,7 @@
 // connection.
 
 import { setTimeout as sleep } from "node:timers/promises";
-import type { Argument, Server } from "../server/server.js";
+import type { Argument, Server } from "../server/client.js";
 
 /** The pause of a client that cannot block, because others share its connection. */
 const POLL_MS = 25;

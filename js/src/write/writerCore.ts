@@ -2,19 +2,19 @@
 // waiting for replicas.
 
 import { PenstockError, ShardMismatch } from "../errors.js";
+import { Confirmer } from "../stream/confirmed.js";
 import type { Manifest } from "../stream/manifest.js";
-import { Confirmer } from "../stream/replicas.js";
 import { loadStream, partitionOf } from "../stream/stream.js";
 import type { Spec } from "../wire/spec.js";
 import { placeOf } from "./admission.js";
 import { Committer } from "./commit.js";
 import type { WriterContext } from "./context.js";
-import { fixSpec } from "./creation.js";
 import { finishFeedShard, finishShard, reserveShard } from "./epochs.js";
 import { type FeedShard, joinFeed, retakeShard } from "./feed.js";
 import { largestBlock } from "./quota.js";
 import { type ShardSlot, ShardWriter } from "./shard.js";
 import { rowsOf, toldSpec } from "./spec.js";
+import { fixSpec } from "./streamCreation.js";
 
 /** The most samples of a shard. */
 export const SHARD_SAMPLES = 2 ** 20;

@@ -5,9 +5,9 @@ import { PenstockError, ServerUnavailable, ServerUnsuitable } from "../errors.js
 import { type Address, isOfSentinels, parseAddresses, parseService, whereIs, withoutPassword } from "./address.js";
 import { Cluster } from "./cluster.js";
 import { Connection } from "./connection.js";
+import { translated } from "./errorTranslation.js";
 import { ErrorReply } from "./resp.js";
 import { SentinelClient } from "./sentinel.js";
-import { translated } from "./translation.js";
 import type { Transport } from "./transport.js";
 
 /**

@@ -2,7 +2,7 @@
 
 import type { Lateness, Notify } from "../waiting.js";
 import { FIRST_WORD_MS, now, seconds } from "../waiting.js";
-import type { Server } from "./server.js";
+import type { Server } from "./client.js";
 
 /** A server that owes an answer for this long is silent: no command waits at it for more than 1 s. */
 const SILENCE_MS = 2500;

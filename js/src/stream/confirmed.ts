@@ -2,7 +2,7 @@
 // failover.
 
 import { PenstockError, ServerUnavailable } from "../errors.js";
-import type { Server } from "../server/server.js";
+import type { Server } from "../server/client.js";
 import { type Notify, Wait } from "../waiting.js";
 import { Durability, ReplicaWatch, touchCommand, unconfirmedNotice } from "./durability.js";
 import type { PartitionKeys } from "./keys.js";

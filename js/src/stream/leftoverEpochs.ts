@@ -1,6 +1,6 @@
 // The rule that finds an epoch of which only the manifest is left, because it was released or its opener died.
 
-import { hashOf, type Server, textOf } from "../server/server.js";
+import { hashOf, type Server, textOf } from "../server/client.js";
 import { begunShards, findManifest, type Manifest } from "./manifest.js";
 import { ALIVE_MS } from "./presence.js";
 import { clockOf, loadRoster, type Roster } from "./roster.js";

@@ -3,11 +3,11 @@
 
 import { PenstockError, ShardMismatch } from "../errors.js";
 import { loadManifest, type Manifest } from "../stream/manifest.js";
-import type { WriterCore } from "./core.js";
 import { abandonEpoch, sizeEpoch } from "./epochs.js";
 import { checkRows, inferRows, type RowsLike } from "./rows.js";
 import { notAwaited, type ShardWriter } from "./shard.js";
 import { inferSpec, type SampleLike } from "./spec.js";
+import type { WriterCore } from "./writerCore.js";
 
 /** With several partitions, an unplanned epoch changes its shard, and so its partition, after this many samples. */
 const SPREAD_SAMPLES = 2 ** 12;
