@@ -55,7 +55,7 @@ export class Wait {
   /**
    * @param notify Takes the lines.
    * @param limitMs The longest wait, or null.
-   * @param server The server that knows whether the wait is over. While it is late, `SilenceWatch` says so.
+   * @param server The server that knows whether the wait is over. While it is late, `StallDetector` says so.
    */
   constructor(notify: Notify, limitMs: number | null, server: Lateness = { isLate: false }) {
     this.#notify = notify;

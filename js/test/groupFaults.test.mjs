@@ -11,7 +11,7 @@ import { SharedReading } from "../dist/group/reading.js";
 import { whetherProducerRuns } from "../dist/group/sentences.js";
 import { SharedReaders } from "../dist/group/sharedReader.js";
 import { GroupNotFound, load, MemberReplaced, openWriter, ServerUnavailable, WaitTimeout } from "../dist/index.js";
-import { BlockingLine } from "../dist/stream/blockingConnection.js";
+import { BlockingConnection } from "../dist/stream/blockingConnection.js";
 import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 
@@ -133,11 +133,11 @@ for (const [victimIs, survivorIs] of [
 
 test("an answer that waited for longer than a lease is handed out by another member only", async () => {
   await peer.ask("produce", { stream: "late", spec: "fixed", sizes: [200], block_bytes: 250 });
-  const { call } = BlockingLine.prototype;
+  const { call } = BlockingConnection.prototype;
   const given = [];
   let [calls, before] = [0, 0];
   let taken;
-  BlockingLine.prototype.call = async function (...command) {
+  BlockingConnection.prototype.call = async function (...command) {
     calls += 1;
     const isThird = calls === 3;
     const answer = await call.apply(this, command);
@@ -154,7 +154,7 @@ test("an answer that waited for longer than a lease is handed out by another mem
     })();
     await assert.rejects(all, WaitTimeout); // the other member holds the rest
   } finally {
-    BlockingLine.prototype.call = call;
+    BlockingConnection.prototype.call = call;
   }
   assert.ok(taken.length > 0);
   assert.deepEqual(

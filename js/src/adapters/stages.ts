@@ -2,7 +2,7 @@
 // Each stage ends the one before it when it is ended itself, which tf.data does not do, and disposes of the tensors
 // that it drops.
 
-import type { Progress, Share } from "./stepTracking.js";
+import type { Share, StepTracker } from "./stepTracking.js";
 import type { Tf, TfIterator } from "./tf.js";
 
 /** An element of a dataset, and the rows of the source that it was made of. */
@@ -16,11 +16,11 @@ export type Items = AsyncGenerator<Item, void, void>;
 /** The stages of one dataset. */
 export class Stages {
   readonly #tf: Tf;
-  readonly #progress: Progress;
+  readonly #tracker: StepTracker;
 
-  constructor(tf: Tf, progress: Progress) {
+  constructor(tf: Tf, tracker: StepTracker) {
     this.#tf = tf;
-    this.#progress = progress;
+    this.#tracker = tracker;
   }
 
   async *map(items: Items, transform: (value: unknown) => unknown): Items {
@@ -136,7 +136,7 @@ export class Stages {
 
   async #drop({ value, shares }: Item): Promise<void> {
     this.#dispose(value);
-    await this.#progress.finish(shares);
+    await this.#tracker.finish(shares);
   }
 
   /** Dispose of the tensors of an element, but not of those that a second one contains, too. */

@@ -24,7 +24,7 @@ export interface SourceBatch {
 export type Delivered = (readonly Share[])[];
 
 /** Acknowledges the batches of a source once the training step is done with all their rows, and keeps the first error. */
-export class Progress {
+export class StepTracker {
   #delivered: Delivered = [];
   #state: unknown;
   #error: Error | null = null;

@@ -8,7 +8,7 @@ import { whole } from "../whole.js";
 import type { Column } from "../wire/codec.js";
 import { alone, grouped, type Piece, type RowShuffle, shuffled } from "./rows.js";
 import type { Items } from "./stages.js";
-import { Progress, type SourceBatch } from "./stepTracking.js";
+import { type SourceBatch, StepTracker } from "./stepTracking.js";
 import { type Cast, single, stacked, type TensorData } from "./tensors.js";
 import type { DatasetOf, Tf, TfLike } from "./tf.js";
 import { Iterations, track } from "./trackedDataset.js";
@@ -98,40 +98,40 @@ export function dataset<T extends TfLike>(
   options: DatasetOptions,
 ): DatasetOf<T> & DatasetControls {
   const known = tf as unknown as Tf;
-  const progress = new Progress();
+  const tracker = new StepTracker();
   const iterations = new Iterations();
   const elements = new Elements(source, known, options);
   const close = () => {
-    progress.close();
+    tracker.close();
     return iterations.close(async () => source.close?.());
   };
   const controls: DatasetControls = {
-    callback: callbackOf(progress),
-    state: () => elements.require(progress.state),
-    throwIfFailed: () => progress.throwIfFailed(),
+    callback: callbackOf(tracker),
+    state: () => elements.require(tracker.state),
+    throwIfFailed: () => tracker.throwIfFailed(),
     acknowledge: async () => {
-      progress.throwIfFailed();
+      tracker.throwIfFailed();
       iterations.requireOpen();
-      return await progress.endPass();
+      return await tracker.endPass();
     },
     close,
     [Symbol.asyncDispose]: close,
   };
-  const found = track(known, progress, iterations, () => elements.read());
+  const found = track(known, tracker, iterations, () => elements.read());
   return Object.assign(found, controls) as DatasetOf<T> & DatasetControls;
 }
 
-function callbackOf(progress: Progress): StepCallback {
+function callbackOf(tracker: StepTracker): StepCallback {
   const nothing = async () => {};
   return {
     onTrainBegin: nothing,
     onTrainEnd: nothing,
     onEpochBegin: nothing,
-    onEpochEnd: async () => progress.throwIfFailed(),
+    onEpochEnd: async () => tracker.throwIfFailed(),
     onBatchBegin: nothing,
     onBatchEnd: async () => {
-      await progress.endStep();
-      progress.throwIfFailed();
+      await tracker.endStep();
+      tracker.throwIfFailed();
     },
     setParams: () => {},
     setModel: () => {},

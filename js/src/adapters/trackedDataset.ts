@@ -3,7 +3,7 @@
 
 import { BadOption } from "../errors.js";
 import { type Items, Stages } from "./stages.js";
-import type { Delivered, Progress } from "./stepTracking.js";
+import type { Delivered, StepTracker } from "./stepTracking.js";
 import type { Tf, TfIterator } from "./tf.js";
 
 /** The iterations of a dataset, and of all that were derived from it. */
@@ -52,8 +52,8 @@ export class Iterations {
  *
  * @param open Begins an iteration. It is called when the first element is asked for.
  */
-export function track(tf: Tf, progress: Progress, iterations: Iterations, open: () => Items): object {
-  const stages = new Stages(tf, progress);
+export function track(tf: Tf, tracker: StepTracker, iterations: Iterations, open: () => Items): object {
+  const stages = new Stages(tf, tracker);
 
   class Tracked extends tf.data.Dataset {
     readonly size = null;
@@ -66,7 +66,7 @@ export function track(tf: Tf, progress: Progress, iterations: Iterations, open: 
     }
 
     async iterator(): Promise<TfIterator> {
-      progress.throwIfFailed();
+      tracker.throwIfFailed();
       iterations.requireOpen();
       return await tf.data.generator(async () => this.#iterate()).iterator();
     }
@@ -125,12 +125,12 @@ export function track(tf: Tf, progress: Progress, iterations: Iterations, open: 
         try {
           const found = await items.next();
           if (!found.done) {
-            progress.deliver(delivered, found.value.shares);
+            tracker.deliver(delivered, found.value.shares);
             return { done: false, value: found.value.value };
           }
           if (!isDone && items !== this.#latest) throw new BadOption("two iterations of one dataset at the same time");
         } catch (error) {
-          if (!iterations.isClosed) progress.fail(error as Error); // thrown here, it ends the process behind a prefetch
+          if (!iterations.isClosed) tracker.fail(error as Error); // thrown here, it ends the process behind a prefetch
         }
         isDone = true;
         return { done: true, value: null };

@@ -3,7 +3,7 @@
 
 import { EpochIncomplete, OrderNeedsSizes } from "../errors.js";
 import type { Server } from "../server/client.js";
-import type { BlockingLine } from "../stream/blockingConnection.js";
+import type { BlockingConnection } from "../stream/blockingConnection.js";
 import { type IndexRecord, recordsBehind } from "../stream/indexRecords.js";
 import type { DeadNote } from "../stream/ledger.js";
 import { begunShards, type Manifest } from "../stream/manifest.js";
@@ -73,7 +73,7 @@ export class IndexWalk {
   }
 
   /** Wait until more is committed, if possible all below a position. Returns whether there is any news. */
-  async wait(line: BlockingLine, blockMs: number, position: number): Promise<boolean> {
+  async wait(connection: BlockingConnection, blockMs: number, position: number): Promise<boolean> {
     this.#goOn();
     const { end } = this;
     // one wait for many records: only the last one that is needed in this shard ends it
@@ -81,7 +81,7 @@ export class IndexWalk {
     const last = (this.#size(this.#shard) ?? Number.POSITIVE_INFINITY) - 1;
     const after = Math.max(this.#offset, Math.min(needed, last));
     const key = partitionOf(this.#stream, this.#shard).index(this.#manifest.epoch, this.#shard);
-    await line.call(blockMs, ["XREAD", "COUNT", 1], ["STREAMS", key, `${after}-0`]);
+    await connection.call(blockMs, ["XREAD", "COUNT", 1], ["STREAMS", key, `${after}-0`]);
     await this.reach(position);
     return this.end > end;
   }

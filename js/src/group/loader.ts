@@ -6,9 +6,9 @@ import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/
 import { BadOption, EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout } from "../errors.js";
 import { SegmentReader } from "../segments/reader.js";
 import { addressOf, Server } from "../server/client.js";
-import { SilenceWatch } from "../server/stallDetector.js";
+import { StallDetector } from "../server/stallDetector.js";
 import { near } from "../spelling.js";
-import { BlockingLine } from "../stream/blockingConnection.js";
+import { BlockingConnection } from "../stream/blockingConnection.js";
 import { listStreams } from "../stream/directory.js";
 import { awaitEvent, lastEvent } from "../stream/events.js";
 import { checkedName, StreamKeys } from "../stream/keys.js";
@@ -52,8 +52,8 @@ export interface LoaderFacts {
 
 interface Opened {
   readonly server: Server;
-  readonly line: BlockingLine;
-  readonly silence: SilenceWatch;
+  readonly connection: BlockingConnection;
+  readonly stallDetector: StallDetector;
   readonly outage: Outage;
   readonly segments: SegmentReader | null;
   readonly spec: Spec;
@@ -193,11 +193,11 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const server = await outage.through(() => Server.open(this.#options));
     const closing: (() => unknown)[] = [() => server.close()];
     try {
-      const line = await outage.through(() => BlockingLine.open(server));
-      closing.unshift(() => line.close());
-      const silence = new SilenceWatch([server, line.server], addressOf(this.#options), notify);
-      closing.unshift(() => silence.stop());
-      const stream = await this.#awaitStream(server.patient(outage), line, silence);
+      const connection = await outage.through(() => BlockingConnection.open(server));
+      closing.unshift(() => connection.close());
+      const stallDetector = new StallDetector([server, connection.server], addressOf(this.#options), notify);
+      closing.unshift(() => stallDetector.stop());
+      const stream = await this.#awaitStream(server.patient(outage), connection, stallDetector);
       const spec = requireSpec(stream);
       const segments = await SegmentReader.of(stream);
       closing.unshift(() => segments?.close());
@@ -208,9 +208,12 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       const { state } = this.#options;
       const place = state === undefined ? null : checkState(state, identityOf(stream, spec, this.#chosen));
       const isClosed = () => this.#isClosed;
-      const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen, isClosed, place }, who);
+      const reading = await openReading(
+        { server, connection, outage, receive, chosen: this.#chosen, isClosed, place },
+        who,
+      );
       const acknowledger = new Acknowledger(acknowledge, reading);
-      this.#known = { server, line, silence, outage, segments, spec, reading, acknowledger };
+      this.#known = { server, connection, stallDetector, outage, segments, spec, reading, acknowledger };
       return this.#known;
     } catch (error) {
       for (const close of closing) await close();
@@ -219,12 +222,12 @@ export class Loader implements AsyncIterable<LoaderBatch> {
   }
 
   /** Return the stream once it has a spec. Raises StreamNotFound. */
-  async #awaitStream(server: Server, line: BlockingLine, silence: SilenceWatch): Promise<Stream> {
+  async #awaitStream(server: Server, connection: BlockingConnection, stallDetector: StallDetector): Promise<Stream> {
     const { wait: waits, notify, timeoutMs } = this.#chosen;
     if (!waits) await loadStream(server, this.#name);
     const name = this.#name;
     const keys = new StreamKeys(name);
-    const wait = new Wait(notify, timeoutMs ?? STARTUP_MS, silence);
+    const wait = new Wait(notify, timeoutMs ?? STARTUP_MS, stallDetector);
     let isMisspelt: boolean | null = null;
     for (;;) {
       const event = await lastEvent(server, keys);
@@ -239,7 +242,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
         throw error instanceof WaitTimeout && stream === null ? new StreamNotFound(error.message) : error;
       }
       if (this.#isClosed) throw new PenstockError(`this loader of '${name}' is closed`);
-      await awaitEvent(line, keys, event, EVENT_MS);
+      await awaitEvent(connection, keys, event, EVENT_MS);
     }
   }
 
@@ -247,11 +250,11 @@ export class Loader implements AsyncIterable<LoaderBatch> {
 
   /** Return the next epoch of the group, or null if it has read all epochs and this loader had its share. */
   async #awaitEpoch(
-    { reading, line, silence, outage, acknowledger }: Opened,
+    { reading, connection, stallDetector, outage, acknowledger }: Opened,
     isEmpty: boolean,
   ): Promise<number | null> {
     const { notify, timeoutMs } = this.#chosen;
-    const wait = new Wait(notify, timeoutMs, silence);
+    const wait = new Wait(notify, timeoutMs, stallDetector);
     const isFresh = acknowledger.batches === 0;
     const { member, heartbeat } = reading;
     const { keys } = member.stream;
@@ -271,7 +274,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
         };
         await wait.because("epoch", more, isFresh && timeoutMs === null ? { limitMs: STARTUP_MS } : {});
         heartbeat.raiseError();
-        await outage.through(() => awaitEvent(line, keys, event, EVENT_MS));
+        await outage.through(() => awaitEvent(connection, keys, event, EVENT_MS));
       } catch (error) {
         if (this.#isClosed) return null;
         if (!(error instanceof GroupFinished) || isFresh || this.#isToldFinished || !isEmpty) throw error;
@@ -295,11 +298,11 @@ export class Loader implements AsyncIterable<LoaderBatch> {
   }
 
   /** Return the next batch, or null at the epoch's end. */
-  async #nextBatch({ reading, silence, acknowledger, spec }: Opened): Promise<LoaderBatch | null> {
+  async #nextBatch({ reading, stallDetector, acknowledger, spec }: Opened): Promise<LoaderBatch | null> {
     const { notify, timeoutMs } = this.#chosen;
     const { run, heartbeat } = reading;
     if (run === null) return null; // closed meanwhile
-    const wait = new Wait(notify, timeoutMs, silence);
+    const wait = new Wait(notify, timeoutMs, stallDetector);
     const telling = new BackgroundQuery<void>(POLL_MS);
     for (;;) {
       const queued = await run.queue.get(POLL_MS, (batch) => reading.awaitLeases(batch, wait));
@@ -339,7 +342,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
 
   // --- the end ---
 
-  async #leave({ reading, acknowledger, segments, outage, silence, line, server }: Opened): Promise<void> {
+  async #leave({ reading, acknowledger, segments, outage, stallDetector, connection, server }: Opened): Promise<void> {
     const { member, heartbeat } = reading;
     outage.patienceMs = LEAVE_MS;
     acknowledger.close();
@@ -358,8 +361,8 @@ export class Loader implements AsyncIterable<LoaderBatch> {
         await this.#signOff(reading);
       } finally {
         member.stop();
-        silence.stop();
-        line.close();
+        stallDetector.stop();
+        connection.close();
         await segments?.close();
         server.close();
       }

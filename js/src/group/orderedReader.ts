@@ -11,7 +11,7 @@ import {
   UnsupportedVersion,
 } from "../errors.js";
 import { entriesOf, type StreamEntry } from "../server/client.js";
-import type { BlockingLine } from "../stream/blockingConnection.js";
+import type { BlockingConnection } from "../stream/blockingConnection.js";
 import { isIndexed } from "../stream/indexRecords.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { bury, type DeadNote, deadNotes } from "../stream/ledger.js";
@@ -50,7 +50,7 @@ const RESERVED_SHARE = 0.25;
 export interface RankReading {
   readonly member: RankMember;
   readonly heartbeat: Heartbeats;
-  readonly line: BlockingLine;
+  readonly connection: BlockingConnection;
   readonly receive: ReceiveOptions;
   readonly remainder: Remainder;
   readonly notify: Notify;
@@ -241,13 +241,13 @@ export class OrderedReader {
   }
 
   async #awaitMore(): Promise<void> {
-    const { member, line } = this.#made;
+    const { member, connection } = this.#made;
     await this.#queue.room(0, 0); // raises QueueStopped
     this.#isDry = false;
     const total = this.#total;
     const blockMs = total !== null && this.#isPlannedOut(total) ? END_MS : BLOCK_MS;
     const needed = this.#steps.needed(this.#place[0], total);
-    if (await member.patiently(() => this.#walk.wait(line, blockMs, needed))) return;
+    if (await member.patiently(() => this.#walk.wait(connection, blockMs, needed))) return;
     await this.#refresh(await renewed(member.server, member.stream, this.#manifest));
   }
 
@@ -342,9 +342,9 @@ export class OrderedReader {
 
   /** Read an entry by id. It touches no group and counts as no delivery, so it may be repeated. */
   async #fetch({ piece: { shard, record } }: RowRange): Promise<StreamEntry | null> {
-    const { member, line } = this.#made;
+    const { member, connection } = this.#made;
     const key = this.#partition(shard).entries(this.epoch);
-    const read = () => line.server.call("XRANGE", key, record.entryId, record.entryId);
+    const read = () => connection.server.call("XRANGE", key, record.entryId, record.entryId);
     return entriesOf(await member.patiently(read))[0] ?? null;
   }
 

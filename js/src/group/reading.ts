@@ -4,7 +4,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { EpochNotFound, GroupFinished } from "../errors.js";
 import type { Server } from "../server/client.js";
-import type { BlockingLine } from "../stream/blockingConnection.js";
+import type { BlockingConnection } from "../stream/blockingConnection.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples } from "../stream/manifest.js";
 import type { Membership } from "../stream/roster.js";
 import { loadRoster, unknownGroup } from "../stream/roster.js";
@@ -52,7 +52,7 @@ export interface EpochRun {
 export interface Resources {
   /** The control connection, whose commands fail while the server is away. */
   readonly server: Server;
-  readonly line: BlockingLine;
+  readonly connection: BlockingConnection;
   readonly outage: Outage;
   readonly receive: ReceiveOptions;
   readonly chosen: Chosen;
@@ -186,7 +186,7 @@ export class SharedReading extends Reading {
       servers.map((partitions) => new LeaseRenewer(server, who, leases, leaseMs, notify, partitions)),
       (from, other) => this.#split(from, other),
     );
-    this.#deliveries = servers.map((partitions) => new DeliveryCheck(made.line.server, partitions));
+    this.#deliveries = servers.map((partitions) => new DeliveryCheck(made.connection.server, partitions));
   }
 
   /** Join the group, and find what an earlier process of this name was given. */
@@ -209,10 +209,10 @@ export class SharedReading extends Reading {
 
   protected override readerOf(manifest: Manifest, queue: PrefetchQueue): EpochReader {
     const { member, heartbeat } = this;
-    const { line, receive, chosen } = this.#made;
+    const { connection, receive, chosen } = this.#made;
     const { batchSize, notify } = chosen;
     const renewers = heartbeat.each;
-    const made = { member, renewers, deliveries: this.#deliveries, line, receive, batchSize, notify };
+    const made = { member, renewers, deliveries: this.#deliveries, connection, receive, batchSize, notify };
     this.#readers = new SharedReaders(made, manifest, queue);
     return this.#readers;
   }
@@ -290,9 +290,9 @@ export class OrderedReading extends Reading {
 
   protected override async readerOf(manifest: Manifest, queue: PrefetchQueue): Promise<EpochReader> {
     const { member, heartbeat } = this;
-    const { line, receive, chosen } = this.#made;
+    const { connection, receive, chosen } = this.#made;
     const { remainder, notify } = chosen;
-    const made = { member, heartbeat, line, receive, remainder, notify };
+    const made = { member, heartbeat, connection, receive, remainder, notify };
     return await OrderedReader.open(made, manifest, await member.position(manifest.epoch), queue);
   }
 

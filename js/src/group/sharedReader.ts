@@ -11,7 +11,7 @@ import {
   UnsupportedVersion,
 } from "../errors.js";
 import { bytesOf, entriesOf, type StreamEntry, textOf } from "../server/client.js";
-import type { BlockingLine } from "../stream/blockingConnection.js";
+import type { BlockingConnection } from "../stream/blockingConnection.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { acknowledgement } from "../stream/ledger.js";
 import { findManifest, isEnded, liveState, type Manifest, renewed, shardCount, shardSize } from "../stream/manifest.js";
@@ -53,14 +53,14 @@ export interface SharedReading {
   readonly renewers: readonly LeaseRenewer[];
   /** The same. */
   readonly deliveries: readonly DeliveryCheck[];
-  readonly line: BlockingLine;
+  readonly connection: BlockingConnection;
   readonly receive: ReceiveOptions;
   readonly batchSize: number;
   readonly notify: Notify;
 }
 
 /** Raised where the connection broke while answers were awaited. */
-class BrokenLine extends Error {
+class BrokenConnection extends Error {
   readonly why: ServerUnavailable;
 
   constructor(why: ServerUnavailable) {
@@ -278,7 +278,7 @@ class SharedReader {
         await this.#readToTheEnd();
         return;
       } catch (error) {
-        if (!(error instanceof BrokenLine)) throw error;
+        if (!(error instanceof BrokenConnection)) throw error;
         await this.#reconnect(error.why);
       }
     }
@@ -329,7 +329,7 @@ class SharedReader {
   }
 
   #ask(): void {
-    const { member, line } = this.#made;
+    const { member, connection } = this.#made;
     this.#renewer.raiseError(); // nothing may be read any more under a name that another process took
     const { group, member: name } = member.who;
     for (const request of this.#planner.nextRequests(this.#asked.length, isEnded(this.#manifest))) {
@@ -337,7 +337,7 @@ class SharedReader {
       const read = ["XREADGROUP", "GROUP", group, name, "COUNT", request.most];
       const { blockMs } = request;
       const waitMs = blockMs !== null && this.#others(this.#place) ? Math.min(blockMs, SHARED_BLOCK_MS) : blockMs;
-      const answer = line.call(waitMs, read, ["STREAMS", key, ">"]).then(entriesOfGroup);
+      const answer = connection.call(waitMs, read, ["STREAMS", key, ">"]).then(entriesOfGroup);
       answer.catch(() => {}); // the error is raised where it is awaited
       this.#asked.push({ request, at: now(), answer });
     }
@@ -351,12 +351,12 @@ class SharedReader {
     try {
       entries = await answer;
       // a replaced server may have answered without an error; what cannot be judged now is claimed later
-      if (this.#made.line.server.made !== null) await this.#deliveries.look(() => this.#awaitAcknowledged());
+      if (this.#made.connection.server.made !== null) await this.#deliveries.look(() => this.#awaitAcknowledged());
       this.#hold(entries, partition);
       this.#renewer.received(at);
       this.#asked.shift();
     } catch (error) {
-      if (error instanceof ServerUnavailable) throw new BrokenLine(error);
+      if (error instanceof ServerUnavailable) throw new BrokenConnection(error);
       if (isGone(error)) {
         this.#asked.shift();
         throw await this.#explainGone(partition, (error as Error).message);
@@ -371,17 +371,19 @@ class SharedReader {
     return entries.length;
   }
 
-  /** Return what to raise where a partition has no group for the epoch: BrokenLine if it has one again, or soon. */
+  /** Return what to raise where a partition has no group for the epoch: BrokenConnection if it has one again soon. */
   async #explainGone(partition: PartitionKeys, said: string): Promise<Error> {
     const { server, stream, who } = this.#made.member;
     const { groups, epochs } = await loadRoster(server, partition);
     const hasLostMember = epochs.includes(this.epoch) || !groups.has(who.group);
     if (hasLostMember && (await rejoin(server, who, partition))) {
-      return new BrokenLine(new ServerUnavailable("the server came back without this group, which has joined again"));
+      return new BrokenConnection(
+        new ServerUnavailable("the server came back without this group, which has joined again"),
+      );
     }
     if (!hasLostMember && (await this.#isLostIn(partition))) {
       await sleep(LOST_LOOK_MS);
-      return new BrokenLine(
+      return new BrokenConnection(
         new ServerUnavailable(
           `the server came back without epoch ${this.epoch} in partition ${partition.number}: a process that writes ` +
             `'${stream.name}' opens it there again, and so does \`penstock trim\``,
@@ -540,7 +542,7 @@ class SharedReader {
   }
 
   async #fetch(claim: ClaimedEntry, assembler: Assembler): Promise<void> {
-    const { member, line, notify } = this.#made;
+    const { member, connection, notify } = this.#made;
     const { partition, epoch, entryId } = claim.entry;
     const manifest = epoch === this.epoch ? this.#manifest : await findManifest(member.server, member.stream, epoch);
     if (manifest === null) return member.leases.remove(partition.number, epoch, [entryId]); // released meanwhile
@@ -549,7 +551,7 @@ class SharedReader {
     // before its samples are here: if the answer were lost, they would be delivered twice
     if (claim.isSuspect) await this.#renewer.countTurn(claim);
     const found = entriesOf(
-      await member.patiently(() => line.server.call("XRANGE", partition.entries(epoch), entryId, entryId)),
+      await member.patiently(() => connection.server.call("XRANGE", partition.entries(epoch), entryId, entryId)),
     );
     const missing = [Buffer.from(entryId), null] as unknown as StreamEntry;
     const [received] = await this.#receive([found[0] ?? missing], manifest, partition, assembler, true);

@@ -10,7 +10,7 @@ const REPEAT_MS = 30_000;
 const TICK_MS = 250;
 
 /** Says within 5 s that a server does not answer. Whoever asked it cannot say anything meanwhile. */
-export class SilenceWatch implements Lateness {
+export class StallDetector implements Lateness {
   readonly #servers: readonly Server[];
   readonly #where: string;
   readonly #notify: Notify;

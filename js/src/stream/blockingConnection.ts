@@ -8,7 +8,7 @@ import type { Argument, Server } from "../server/client.js";
 const POLL_MS = 25;
 
 /** A connection for commands that wait at the server, which would hold up all others. */
-export class BlockingLine {
+export class BlockingConnection {
   readonly #server: Server;
   readonly #isShared: boolean;
 
@@ -18,9 +18,9 @@ export class BlockingLine {
   }
 
   /** Connect. A client that cannot be duplicated is used as it is, without waiting at the server. */
-  static async open(control: Server): Promise<BlockingLine> {
+  static async open(control: Server): Promise<BlockingConnection> {
     const server = await control.another();
-    return server === null ? new BlockingLine(control, true) : new BlockingLine(server, false);
+    return server === null ? new BlockingConnection(control, true) : new BlockingConnection(server, false);
   }
 
   get server(): Server {

@@ -4,7 +4,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { DamagedKey } from "../errors.js";
 import { entriesOf, type Server, textOf } from "../server/client.js";
-import type { BlockingLine } from "./blockingConnection.js";
+import type { BlockingConnection } from "./blockingConnection.js";
 import type { StreamKeys } from "./keys.js";
 
 /** The pause between two looks while the events key is damaged. */
@@ -22,9 +22,14 @@ export async function lastEvent(server: Server, keys: StreamKeys): Promise<strin
 }
 
 /** Wait for an event after `after`, at most `blockMs`. An event is a hint only. */
-export async function awaitEvent(line: BlockingLine, keys: StreamKeys, after: string, blockMs: number): Promise<void> {
+export async function awaitEvent(
+  connection: BlockingConnection,
+  keys: StreamKeys,
+  after: string,
+  blockMs: number,
+): Promise<void> {
   try {
-    await line.call(blockMs, ["XREAD", "COUNT", 1], ["STREAMS", keys.events, after]);
+    await connection.call(blockMs, ["XREAD", "COUNT", 1], ["STREAMS", keys.events, after]);
   } catch (error) {
     if (!(error instanceof DamagedKey)) throw error;
     await sleep(Math.min(blockMs, DAMAGED_PAUSE_MS));

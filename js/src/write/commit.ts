@@ -520,10 +520,10 @@ export class Committer {
   }
 
   async #awaitAdmission(bytes: number): Promise<void> {
-    const { notify, roomWaitMs, silence } = this.#context;
+    const { notify, roomWaitMs, stallDetector } = this.#context;
     try {
       while (!(await this.#admission.admit(bytes, this.#progress.heldBytes))) {
-        this.#wait ??= new Wait(notify, null, silence);
+        this.#wait ??= new Wait(notify, null, stallDetector);
         await this.#wait.because("room", () => this.#admission.why());
         if (roomWaitMs !== null && this.#wait.ms > roomWaitMs) {
           throw new BudgetFull(await this.#admission.why());

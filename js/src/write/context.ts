@@ -23,5 +23,5 @@ export interface WriterContext extends Shared {
   /** The longest wait for space, or null for no limit. */
   readonly roomWaitMs: number | null;
   /** Whether the server owes an answer. */
-  readonly silence: Lateness;
+  readonly stallDetector: Lateness;
 }

@@ -4,7 +4,7 @@
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
 import { addressOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/client.js";
-import { SilenceWatch } from "../server/stallDetector.js";
+import { StallDetector } from "../server/stallDetector.js";
 import { Durability, ReplicaWatch } from "../stream/durability.js";
 import { checkedName } from "../stream/keys.js";
 import type { Manifest } from "../stream/manifest.js";
@@ -111,7 +111,7 @@ export async function openWriter(stream: string, options: WriterOptions = {}): P
   const server = await Server.open(options);
   const outage = new Outage(notify, "asking the server");
   const control = server.patient(outage);
-  const silence = new SilenceWatch([server], addressOf(options), notify);
+  const stallDetector = new StallDetector([server], addressOf(options), notify);
   try {
     const context = await prepare(control, stream, { ...options, notify, spec, retention });
     const shared = {
@@ -129,15 +129,15 @@ export async function openWriter(stream: string, options: WriterOptions = {}): P
       notify,
       checksum,
       roomWaitMs: roomWaitMs ?? null,
-      silence,
+      stallDetector,
     });
     return new Writer(core, () => {
       outage.patienceMs = 0;
-      silence.stop();
+      stallDetector.stop();
       server.close();
     });
   } catch (error) {
-    silence.stop();
+    stallDetector.stop();
     server.close();
     throw error;
   }
