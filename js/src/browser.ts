@@ -11,7 +11,7 @@ export { GatewayBatch } from "./gateway/batch.js";
 export { type GatewayFacts, GatewayLoader } from "./gateway/loader.js";
 export type { GatewayOptions, SocketLike } from "./gateway/options.js";
 export { type Block, Column, decode, offsetsOf, type Sample } from "./wire/codec.js";
-export { toFloat32 } from "./wire/dtypes.js";
+export { toFloat32 } from "./wire/float16.js";
 export { parseSpec, type Spec, type TensorSpec } from "./wire/spec.js";
 
 /**

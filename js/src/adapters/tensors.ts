@@ -3,7 +3,8 @@
 
 import { TensorRange } from "../errors.js";
 import type { Column } from "../wire/codec.js";
-import { DTYPES, type Dtype, type TypedArray, toFloat32 } from "../wire/dtypes.js";
+import { DTYPES, type Dtype, type TypedArray } from "../wire/dtypes.js";
+import { toFloat32 } from "../wire/float16.js";
 
 /** `float32` makes every tensor float32. `native` keeps integers as int32 and bool as bool. */
 export type Cast = "float32" | "native";

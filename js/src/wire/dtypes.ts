@@ -1,4 +1,4 @@
-// The table of dtypes that the wire carries, by name: item sizes, typed arrays, and `toFloat32` for 16-bit floats.
+// The table of dtypes that the wire carries, by name: item sizes and typed arrays. `float16.ts` converts 16-bit floats.
 
 if (new Uint8Array(Uint16Array.of(1).buffer)[0] !== 1) {
   throw new Error("Penstock needs a little-endian machine: the wire format is little-endian");
@@ -79,38 +79,4 @@ export function typed(dtype: Dtype, bytes: Uint8Array): TypedArray {
   const width = itemSize / items;
   const source = bytes.byteOffset % width === 0 ? bytes : Uint8Array.from(bytes);
   return view(source.buffer, source.byteOffset, source.byteLength / width);
-}
-
-let halves: Float32Array | undefined;
-
-function halfTable(): Float32Array {
-  if (halves === undefined) {
-    halves = new Float32Array(65_536);
-    for (let bits = 0; bits < 65_536; bits += 1) halves[bits] = half(bits);
-  }
-  return halves;
-}
-
-function half(bits: number): number {
-  const sign = bits & 0x8000 ? -1 : 1;
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  if (exponent === 0) return sign * fraction * 2 ** -24;
-  if (exponent === 31) return fraction === 0 ? sign * Infinity : NaN;
-  return sign * (1024 + fraction) * 2 ** (exponent - 25);
-}
-
-/**
- * Return the numbers whose bits a `float16` or `bfloat16` tensor holds. Both fit a float32 exactly.
- *
- * @param dtype Either dtype.
- * @param bits The tensor's data.
- * @returns A new array of the same length.
- * @example
- * const image = toFloat32("float16", batch.tensors.x.data);
- */
-export function toFloat32(dtype: "float16" | "bfloat16", bits: Uint16Array): Float32Array {
-  if (dtype === "bfloat16") return new Float32Array(Uint32Array.from(bits, (value) => value << 16).buffer);
-  const table = halfTable();
-  return Float32Array.from(bits, (value) => table[value] as number);
 }

@@ -3,9 +3,9 @@
 
 import { SpecMismatch, TooLarge } from "../errors.js";
 import { DTYPES, type Dtype, type TypedArray } from "../wire/dtypes.js";
+import { fromFloat32 } from "../wire/float16.js";
 import { MAX_FIELD_BYTES } from "../wire/limits.js";
 import type { TensorSpec } from "../wire/spec.js";
-import { fromFloat32 } from "./halves.js";
 
 /** A number or a truth value. */
 export type Scalar = number | bigint | boolean;
