@@ -10,6 +10,7 @@ import { isLeftOver } from "../stream/leftoverEpochs.js";
 import { begunShards, findManifest, isEnded, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import { hasUnread, pendingMembers } from "../stream/pending.js";
 import { GONE_AFTER, mayBeAtWork } from "../stream/presence.js";
+import { isIn } from "../stream/ranges.js";
 import {
   closeForGroup,
   countLive,
@@ -21,7 +22,7 @@ import {
   serverMs,
   snapshotOf,
 } from "../stream/roster.js";
-import { isIn, partitionOf, readCounters, type Stream } from "../stream/stream.js";
+import { partitionOf, readCounters, type Stream } from "../stream/stream.js";
 import type { Notify, Outage } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Leases, planAcknowledgement } from "./leases.js";

@@ -3,8 +3,8 @@
 
 import { entriesOf, type Server, type StreamEntry } from "../server/client.js";
 import { MAX_NUMBER } from "../wire/limits.js";
+import { integer, readable } from "./damage.js";
 import type { PartitionKeys } from "./keys.js";
-import { integer, readable } from "./stream.js";
 
 /** Index records in the first page and in the largest one. */
 const FIRST_PAGE = 32;

@@ -1,10 +1,12 @@
 // The rule that finds an epoch of which only the manifest is left, because it was released or its opener died.
 
 import { hashOf, type Server, textOf } from "../server/client.js";
+import { integer, readable } from "./damage.js";
 import { begunShards, findManifest, type Manifest } from "./manifest.js";
 import { ALIVE_MS } from "./presence.js";
+import { isIn, type Range } from "./ranges.js";
 import { clockOf, loadRoster, type Roster } from "./roster.js";
-import { integer, isIn, type Range, readable, readCounters, type Stream } from "./stream.js";
+import { readCounters, type Stream } from "./stream.js";
 
 /** A worker that reported its rate within this time is at work. */
 const REPORT_COUNTS_MS = 10_000;

@@ -4,7 +4,8 @@
 import { EpochNotFound } from "../errors.js";
 import { hashOf, type Server, textOf } from "../server/client.js";
 import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
-import { integer, readable, requireThere, type Stream } from "./stream.js";
+import { integer, readable } from "./damage.js";
+import { requireThere, type Stream } from "./stream.js";
 
 const MAX_SHARDS = 2 ** 20;
 const MAX_EPOCH_SAMPLES = 2 ** 33;

@@ -4,10 +4,11 @@
 
 import { GroupNotFound, MemberReplaced, type PenstockError, ReplayTruncated, ReplyError } from "../errors.js";
 import { type Argument, hashOf, type Server, textOf } from "../server/client.js";
+import { integer, readable } from "./damage.js";
 import type { PartitionKeys } from "./keys.js";
 import { liveState, type Manifest, shardSize } from "./manifest.js";
 import { type Membership, type Order, rejoin } from "./roster.js";
-import { integer, readable, type Stream } from "./stream.js";
+import type { Stream } from "./stream.js";
 
 /** One step that a padded last step may need, and one more to find good samples in place of bad ones. */
 export const HEAD_STEPS = 2;

@@ -6,10 +6,12 @@ import { EpochsReleased, GroupBusy, GroupKindMismatch, GroupNotFound, MemberRepl
 import { type Argument, hashOf, type Server, textOf } from "../server/client.js";
 import { near } from "../spelling.js";
 import { now } from "../waiting.js";
+import { integer, readable } from "./damage.js";
 import { type PartitionKeys, requireNames } from "./keys.js";
 import { type EpochState, statesOf } from "./manifest.js";
+import { parseRanges, type Range } from "./ranges.js";
 import type { ServerRuns } from "./serverRuns.js";
-import { integer, parseRanges, type Range, readable, requireThere, type Stream } from "./stream.js";
+import { requireThere, type Stream } from "./stream.js";
 
 /** After a silence this long, an ordered group may change its ranks. */
 const QUIET_MS = 5000;

@@ -1,14 +1,15 @@
-// The meta of a stream: its settings, its counters of epochs, and the errors for a stream that is missing, deleted or
-// damaged.
+// The meta of a stream: its settings, its counters of epochs, and the errors for a stream that is missing or deleted.
 
 import { DamagedKey, StreamDeleted, StreamNotFound } from "../errors.js";
 import { hashOf, type Server, textOf } from "../server/client.js";
 import { near } from "../spelling.js";
 import { STREAM_ID } from "../wire/header.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
+import { integer, readable } from "./damage.js";
 import { listStreams } from "./directory.js";
 import { AUTO } from "./durability.js";
 import { checkedName, isTag, PartitionKeys, StreamKeys } from "./keys.js";
+import { parseRanges, type Range } from "./ranges.js";
 
 /** The settings of a stream. */
 export interface Stream {
@@ -96,23 +97,6 @@ export async function absence(server: Server, name: string): Promise<string> {
   return `no stream '${name}'; ${there}; ${hint}`;
 }
 
-/** A range of numbers, both ends inclusive. */
-export type Range = readonly [low: number, high: number];
-
-/** Return the ranges of a text such as `0-4,6`. Raises RangeError. */
-export function parseRanges(text: string): Range[] {
-  const parts = text.split(",").filter((part) => part !== "");
-  return parts.map((part) => {
-    const [low, high] = part.split("-");
-    return [integer(low), integer(high ?? low)];
-  });
-}
-
-/** Return whether a number is in one of the ranges. */
-export function isIn(ranges: readonly Range[], number: number): boolean {
-  return ranges.some(([low, high]) => low <= number && number <= high);
-}
-
 /** What the stream's meta says of its epochs. */
 export interface Counters {
   /** The number of the next epoch. */
@@ -150,20 +134,4 @@ export async function requireThere(server: Server, stream: Stream): Promise<void
     `stream '${stream.name}' was deleted, or the server lost its data (emptied, or restarted without it): ` +
       "start again to use it",
   );
-}
-
-/** Parse what a key holds: nonsense is a DamagedKey that names the key. */
-export function readable<T>(key: string, parse: () => T): T {
-  try {
-    return parse();
-  } catch (error) {
-    throw new DamagedKey(`${key} cannot be read: ${(error as Error).message.slice(0, 200)}`, { cause: error });
-  }
-}
-
-/** Return decimal text as a number. Raises RangeError. */
-export function integer(text: string | undefined | null): number {
-  const found = text && /^-?[0-9]{1,16}$/.test(text) ? Number(text) : Number.NaN;
-  if (!Number.isSafeInteger(found)) throw new RangeError(`${String(text).slice(0, 40)} is no number`);
-  return found;
 }

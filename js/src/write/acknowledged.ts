@@ -2,11 +2,12 @@
 // their ranks.
 
 import { entriesOf, type Server } from "../server/client.js";
+import { integer, readable } from "../stream/damage.js";
 import type { IndexRecord } from "../stream/indexRecords.js";
 import { deadNotes, ledgerBits, type Range } from "../stream/ledger.js";
 import { begunShards, type Manifest, plannedSamples } from "../stream/manifest.js";
 import { HEAD_STEPS, knownPositions, lowestPosition, startsOf } from "../stream/positions.js";
-import { integer, partitionOf, readable, type Stream } from "../stream/stream.js";
+import { partitionOf, type Stream } from "../stream/stream.js";
 import type { ShardPlace } from "./commitCommands.js";
 import { type Holder, loadHolders } from "./holders.js";
 

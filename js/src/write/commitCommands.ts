@@ -4,9 +4,9 @@
 import { PenstockError, ServerUnavailable } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import { type Argument, entriesOf, type Server, textOf, translated } from "../server/client.js";
+import { integer, readable } from "../stream/damage.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { liveState, type Manifest } from "../stream/manifest.js";
-import { integer, readable } from "../stream/stream.js";
 import type { PackedBlock } from "./block.js";
 
 /** The script is sent in full: a digest that the server forgot would fail in EXEC and leave an unindexed entry. */

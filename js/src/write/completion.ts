@@ -2,8 +2,9 @@
 
 import { BadEntry } from "../errors.js";
 import { bytesOf, type Server, textOf } from "../server/client.js";
+import { readable } from "../stream/damage.js";
 import { type IndexRecord, indexRecord } from "../stream/indexRecords.js";
-import { readable, type Stream } from "../stream/stream.js";
+import type { Stream } from "../stream/stream.js";
 import { parseHeader } from "../wire/header.js";
 import { MAX_HEADER_BYTES } from "../wire/limits.js";
 import { isAcknowledged } from "./acknowledged.js";

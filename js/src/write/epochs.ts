@@ -3,7 +3,9 @@
 import { randomBytes } from "node:crypto";
 import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
 import { type Server, textOf } from "../server/client.js";
+import { readable } from "../stream/damage.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples, whyNotPlanned } from "../stream/manifest.js";
+import { isIn, parseRanges } from "../stream/ranges.js";
 import { requireThere, type Stream } from "../stream/stream.js";
 import { MAX_NUMBER } from "../wire/limits.js";
 import { announce, deleted, requireKept } from "./streamCreation.js";
@@ -168,13 +170,10 @@ async function reserveNumber(server: Server, stream: Stream, wanted: number | nu
   return epoch;
 }
 
-/** Return whether the epoch existed and was released. */
+/** Return whether the epoch existed and was released. Raises DamagedKey. */
 export async function isReleased(server: Server, { keys }: Stream, epoch: number): Promise<boolean> {
-  const ranges = textOf(await server.call("HGET", keys.meta, "released")) ?? "";
-  return ranges.split(",").some((range) => {
-    const [low, high = low] = range.split("-");
-    return range !== "" && Number(low) <= epoch && epoch <= Number(high);
-  });
+  const released = textOf(await server.call("HGET", keys.meta, "released")) ?? "";
+  return readable(keys.meta, () => isIn(parseRanges(released), epoch));
 }
 
 async function wasReleased(server: Server, stream: Stream, epoch: number): Promise<EpochNotFound> {

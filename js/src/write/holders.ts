@@ -2,9 +2,9 @@
 // unfinished, idle or absent.
 
 import { hashOf, type Server, textOf } from "../server/client.js";
+import { integer, readable } from "../stream/damage.js";
 import { type PartitionKeys, requireNames } from "../stream/keys.js";
 import { rankMember } from "../stream/roster.js";
-import { integer, readable } from "../stream/stream.js";
 
 /** A process with a heartbeat within it may be at work. */
 const ALIVE_MS = 30_000;

@@ -3,9 +3,9 @@
 
 import { BudgetRefused, ServerUnsuitable } from "../errors.js";
 import { type Server, textOf } from "../server/client.js";
+import { integer, readable } from "../stream/damage.js";
 import { listStreams } from "../stream/directory.js";
 import { StreamKeys } from "../stream/keys.js";
-import { integer, readable } from "../stream/stream.js";
 import { type Notify, now } from "../waiting.js";
 import { BLOCK_BYTES, BUDGET_BYTES } from "./streamCreation.js";
 
