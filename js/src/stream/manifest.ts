@@ -7,7 +7,7 @@ import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
 import { integer, readable } from "./damage.js";
 import { requireThere, type Stream } from "./stream.js";
 
-const MAX_SHARDS = 2 ** 20;
+export const MAX_SHARDS = 2 ** 20;
 const MAX_EPOCH_SAMPLES = 2 ** 33;
 
 export type EpochState = "open" | "sized" | "produced" | "abandoned";

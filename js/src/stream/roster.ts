@@ -16,7 +16,7 @@ import { requireThere, type Stream } from "./stream.js";
 /** After a silence this long, an ordered group may change its ranks. */
 const QUIET_MS = 5000;
 /** After a silence this long a member is shown as dead. It loses nothing by that. */
-const UNSEEN_MS = 10_000;
+export const UNSEEN_MS = 10_000;
 /** The time between two looks at the other rosters. One who drops a group is through with all of them by then. */
 const REJOIN_SETTLE_MS = 1000;
 /** The time between two looks at a roster that lost this member. */

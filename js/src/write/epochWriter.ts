@@ -3,6 +3,7 @@
 
 import { PenstockError, ShardMismatch } from "../errors.js";
 import { loadManifest, type Manifest } from "../stream/manifest.js";
+import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
 import { abandonEpoch, sizeEpoch } from "./epochs.js";
 import { checkRows, inferRows, type RowsLike } from "./rows.js";
 import { notAwaited, type ShardWriter } from "./shard.js";
@@ -11,7 +12,6 @@ import type { WriterCore } from "./writerCore.js";
 
 /** With several partitions, an unplanned epoch changes its shard, and so its partition, after this many samples. */
 const SPREAD_SAMPLES = 2 ** 12;
-const SHARD_SAMPLES = 2 ** 20;
 
 /** The writer of one epoch. `close` completes it, `abandon` declares that it never will be. */
 export class EpochWriter {
@@ -29,7 +29,7 @@ export class EpochWriter {
     this.#core = core;
     this.#manifest = manifest;
     this.#owns = owns;
-    this.#shardLimit = core.stream.partitions.length === 1 ? SHARD_SAMPLES : SPREAD_SAMPLES;
+    this.#shardLimit = core.stream.partitions.length === 1 ? MAX_SHARD_SAMPLES : SPREAD_SAMPLES;
   }
 
   /** The number of the epoch. */

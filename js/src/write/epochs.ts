@@ -4,13 +4,19 @@ import { randomBytes } from "node:crypto";
 import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
 import { type Server, textOf } from "../server/client.js";
 import { readable } from "../stream/damage.js";
-import { findManifest, loadManifest, type Manifest, plannedSamples, whyNotPlanned } from "../stream/manifest.js";
+import {
+  findManifest,
+  loadManifest,
+  MAX_SHARDS,
+  type Manifest,
+  plannedSamples,
+  whyNotPlanned,
+} from "../stream/manifest.js";
 import { isIn, parseRanges } from "../stream/ranges.js";
 import { requireThere, type Stream } from "../stream/stream.js";
 import { MAX_NUMBER } from "../wire/limits.js";
 import { announce, deleted, requireKept } from "./streamCreation.js";
 
-const MAX_SHARDS = 2 ** 20;
 const CLOSED = /PENSTOCK (shard \d+ ended with \d+ samples)/;
 
 /** The entries of a shard that were written while their server had no replica. */

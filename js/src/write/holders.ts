@@ -4,12 +4,8 @@
 import { hashOf, type Server, textOf } from "../server/client.js";
 import { integer, readable } from "../stream/damage.js";
 import { type PartitionKeys, requireNames } from "../stream/keys.js";
-import { rankMember } from "../stream/roster.js";
-
-/** A process with a heartbeat within it may be at work. */
-const ALIVE_MS = 30_000;
-/** After a silence this long a member is shown as dead. */
-const UNSEEN_MS = 10_000;
+import { ALIVE_MS } from "../stream/presence.js";
+import { rankMember, UNSEEN_MS } from "../stream/roster.js";
 
 /** A group that reads the stream. */
 export interface Holder {

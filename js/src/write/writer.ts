@@ -11,6 +11,7 @@ import type { Manifest } from "../stream/manifest.js";
 import { findStream, type Stream } from "../stream/stream.js";
 import { type Notify, now, Outage, toStderr } from "../waiting.js";
 import { whole } from "../whole.js";
+import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
 import type { Spec } from "../wire/spec.js";
 import type { WriterContext } from "./context.js";
 import { openEpoch } from "./epochs.js";
@@ -23,7 +24,7 @@ import { notAwaited, type ShardWriter } from "./shard.js";
 import { inferSpec, type SampleLike, type SpecLike, specLike } from "./spec.js";
 import { createStream } from "./streamCreation.js";
 import { Trimmer } from "./trimmer.js";
-import { SHARD_SAMPLES, WriterCore } from "./writerCore.js";
+import { WriterCore } from "./writerCore.js";
 
 /** A feed starts a new epoch after this share of the budget, so that old epochs can be released. */
 const FEED_SHARE = 1 / 8;
@@ -334,7 +335,7 @@ export class Writer {
   }
 
   #isLong(feed: ShardWriter): boolean {
-    return feed.position >= SHARD_SAMPLES - MAX_STEP || feed.bytesWritten > this.#core.partitionBudget * FEED_SHARE;
+    return feed.position >= MAX_SHARD_SAMPLES - MAX_STEP || feed.bytesWritten > this.#core.partitionBudget * FEED_SHARE;
   }
 
   #isCheckDue(feed: ShardWriter): boolean {

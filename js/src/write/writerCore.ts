@@ -5,6 +5,7 @@ import { PenstockError, ShardMismatch } from "../errors.js";
 import { Confirmer } from "../stream/confirmed.js";
 import type { Manifest } from "../stream/manifest.js";
 import { loadStream, partitionOf } from "../stream/stream.js";
+import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
 import type { Spec } from "../wire/spec.js";
 import { placeOf } from "./admission.js";
 import { Committer } from "./commit.js";
@@ -15,9 +16,6 @@ import { largestBlock } from "./quota.js";
 import { type ShardSlot, ShardWriter } from "./shard.js";
 import { rowsOf, toldSpec } from "./spec.js";
 import { fixSpec } from "./streamCreation.js";
-
-/** The most samples of a shard. */
-export const SHARD_SAMPLES = 2 ** 20;
 
 /** What a writer and its epochs share: the stream, its spec, and how a shard is opened. */
 export class WriterCore {
@@ -82,7 +80,7 @@ export class WriterCore {
   }
 
   /** Return the writer of one shard, at its progress. The stream must have a spec. */
-  async openShard(manifest: Manifest, shard: number, most = SHARD_SAMPLES): Promise<ShardWriter> {
+  async openShard(manifest: Manifest, shard: number, most = MAX_SHARD_SAMPLES): Promise<ShardWriter> {
     this.requireOpen();
     const { sizes, epoch } = manifest;
     if (!Number.isSafeInteger(shard) || shard < 0) throw new ShardMismatch(`shard ${shard}: shards count from 0`);
@@ -123,7 +121,7 @@ export class WriterCore {
       );
       return slot;
     };
-    const shard = this.#writerOf(await take(), SHARD_SAMPLES, false, takeAnother);
+    const shard = this.#writerOf(await take(), MAX_SHARD_SAMPLES, false, takeAnother);
     return { epoch: () => epoch, shard };
   }
 
