@@ -32,7 +32,7 @@ import type { Remainder } from "./options.js";
 import { type PrefetchQueue, QueueStopped } from "./queue.js";
 import type { RankMember } from "./rankMember.js";
 import { checkIdentity, decodeChecked, fieldsOf, type ReceiveOptions } from "./receive.js";
-import { readableBytes, whetherProducerRuns, whyNoRoom } from "./sentences.js";
+import { whetherProducerRuns, whyNoRoom } from "./sentences.js";
 
 /** The payload that is asked for before the first of it arrives, which hides round trips. */
 const AHEAD_BYTES = 4_000_000;
@@ -515,8 +515,20 @@ function requireStepFits(stream: Stream, { spec }: ReceiveOptions, { world, batc
       ? `raise budget_bytes to ${enough}, or make the stream again with block_bytes=${block} or less`
       : `take smaller batches, or raise budget_bytes to ${enough}`;
   throw new TooLarge(
-    `a step of ${samples} samples is ${readableBytes(step)}, which with the blocks around it (${edges} of up to ` +
-      `${readableBytes(blockBytes)}) takes ${readableBytes(needed)}; stream '${stream.name}' has a quarter of its budget, ${readableBytes(quarter)} a ` +
+    `a step of ${samples} samples is ${decimalBytes(step)}, which with the blocks around it (${edges} of up to ` +
+      `${decimalBytes(blockBytes)}) takes ${decimalBytes(needed)}; stream '${stream.name}' has a quarter of its budget, ${decimalBytes(quarter)} a ` +
       `partition, for what all ranks wait for: ${advice}`,
   );
+}
+
+/** Return bytes in decimal units. Other sentences have `readableBytes`. */
+function decimalBytes(bytes: number): string {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  let left = bytes;
+  while (left >= 1000 && at < units.length - 1) {
+    left /= 1000;
+    at += 1;
+  }
+  return `${at === 0 || left >= 100 ? left.toFixed(0) : left.toPrecision(3)} ${units[at]}`;
 }

@@ -2,6 +2,7 @@
 // Python's consumer has the same.
 
 import { PenstockError } from "../errors.js";
+import { readableBytes } from "../printable.js";
 import type { Server } from "../server/client.js";
 import { near, nearest } from "../spelling.js";
 import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
@@ -60,18 +61,6 @@ export function whetherProducerRuns(stream: string, epoch: number, ms: number): 
   const asked = `Is a producer running (\`penstock inspect ${stream}\`)?`;
   if (ms < CLOSE_AFTER_MS) return `${asked} Its workers may still be starting`;
   return `${asked} If none will: \`penstock epochs close ${stream} ${epoch}\``;
-}
-
-/** Return a number of bytes for people. */
-export function readableBytes(bytes: number): string {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let at = 0;
-  let left = bytes;
-  while (left >= 1000 && at < units.length - 1) {
-    left /= 1000;
-    at += 1;
-  }
-  return `${at === 0 || left >= 100 ? left.toFixed(0) : left.toPrecision(3)} ${units[at]}`;
 }
 
 /** Facts on a group for which there is no epoch to read now. */

@@ -2,6 +2,7 @@
 // it.
 
 import { PenstockError, TooLarge } from "../errors.js";
+import { readableBytes } from "../printable.js";
 import type { Server } from "../server/client.js";
 import { findManifest } from "../stream/manifest.js";
 import { serverMs } from "../stream/roster.js";
@@ -11,7 +12,7 @@ import { unacknowledgedSamples } from "./acknowledged.js";
 import type { ShardPlace } from "./commitCommands.js";
 import { explainHolds, explainMemory, explainQuota } from "./explain.js";
 import { type Holders, idleGroups, loadHolders, missingMembers, unfinishedGroups } from "./holders.js";
-import { readableBytes, type ServerMemory } from "./memory.js";
+import type { ServerMemory } from "./memory.js";
 import type { AdmissionOrder } from "./order.js";
 import {
   type Decision,

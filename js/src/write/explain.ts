@@ -1,8 +1,9 @@
 // Sentences that explain a wait for quota or memory: what is held, which groups hold it, and what an operator can do.
 // Python's writer has the same.
 
+import { readableBytes } from "../printable.js";
 import { absentGroups, type Holders } from "./holders.js";
-import { readableBytes, type ServerMemory } from "./memory.js";
+import type { ServerMemory } from "./memory.js";
 import { markBytes, ORDINARY_SHARE, type QuotaState } from "./quota.js";
 
 /** An undeclared group that vanished stops holding data after this long. */

@@ -2,6 +2,7 @@
 // writer may take.
 
 import { BudgetRefused, ServerUnsuitable } from "../errors.js";
+import { readableBytes } from "../printable.js";
 import { type Server, textOf } from "../server/client.js";
 import { integer, readable } from "../stream/damage.js";
 import { listStreams } from "../stream/directory.js";
@@ -123,13 +124,6 @@ function requireRoom(name: string, budgetBytes: number, others: number, limit: n
       `server's maxmemory ${readableBytes(limit)} leaves space for ${readableBytes(Math.max(room, 0))} in all: ` +
       ways.join(", or "),
   );
-}
-
-/** Return bytes as Python's messages have them. */
-export function readableBytes(count: number): string {
-  if (count > 0 && count < 1024) return `${count} byte${count > 1 ? "s" : ""}`;
-  if (count < 2 ** 20) return `${(count / 1024).toFixed(0)} KiB`;
-  return `${(count / 2 ** 20).toFixed(count >= 10 * 2 ** 20 ? 0 : 1)} MiB`;
 }
 
 /** The longest time between two questions. Others may fill the server, or set its maxmemory, at any time. */

@@ -3,6 +3,7 @@
 
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
 import { checkOptions, type OptionNames } from "../options.js";
+import { readableBytes } from "../printable.js";
 import { addressOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/client.js";
 import { StallDetector } from "../server/stallDetector.js";
 import { Durability, ReplicaWatch } from "../stream/durability.js";
@@ -17,7 +18,7 @@ import type { WriterContext } from "./context.js";
 import { openEpoch } from "./epochs.js";
 import { EpochWriter } from "./epochWriter.js";
 import { isSealed } from "./feed.js";
-import { admitStream, readableBytes, ServerMemoryQuota } from "./memory.js";
+import { admitStream, ServerMemoryQuota } from "./memory.js";
 import { AdmissionOrder } from "./order.js";
 import { checkRows, inferRows, type RowsLike } from "./rows.js";
 import { notAwaited, type ShardWriter } from "./shard.js";
