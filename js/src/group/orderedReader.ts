@@ -47,7 +47,7 @@ const END_MS = 10;
 const RESERVED_SHARE = 0.25;
 
 /** What a reader of a rank is made of. */
-export interface RankReading {
+export interface RankReaderParts {
   readonly member: RankMember;
   readonly heartbeat: Heartbeats;
   readonly connection: BlockingConnection;
@@ -76,7 +76,7 @@ export class OrderedReader {
   readonly epoch: number;
   /** A notice, if a server lost the epoch as a whole, else "". */
   loss = "";
-  readonly #made: RankReading;
+  readonly #made: RankReaderParts;
   readonly #queue: PrefetchQueue;
   readonly #steps: EpochSteps;
   readonly #assembler: Assembler;
@@ -98,7 +98,7 @@ export class OrderedReader {
   #brokenOff: number | null = null;
 
   private constructor(
-    made: RankReading,
+    made: RankReaderParts,
     manifest: Manifest,
     queue: PrefetchQueue,
     steps: EpochSteps,
@@ -122,7 +122,7 @@ export class OrderedReader {
    * @throws OrderNeedsSizes or TooLarge.
    */
   static async open(
-    made: RankReading,
+    made: RankReaderParts,
     manifest: Manifest,
     start: number,
     queue: PrefetchQueue,

@@ -47,7 +47,7 @@ const ROOM_MS = 200;
 const SHARED_BLOCK_MS = 10;
 
 /** What the readers of shared entries are made of. */
-export interface SharedReading {
+export interface SharedReaderParts {
   readonly member: Member;
   /** One for each server. */
   readonly renewers: readonly LeaseRenewer[];
@@ -82,14 +82,14 @@ interface Asked {
  */
 export class SharedReaders {
   readonly epoch: number;
-  readonly #made: SharedReading;
+  readonly #made: SharedReaderParts;
   readonly #manifest: Manifest;
   readonly #queue: PrefetchQueue;
   readonly #known: EpochKnowledge = { isReadable: false, isReleaseTold: false };
   readonly #readers: SharedReader[] = [];
   readonly #running: Promise<void>[] = [];
 
-  constructor(made: SharedReading, manifest: Manifest, queue: PrefetchQueue) {
+  constructor(made: SharedReaderParts, manifest: Manifest, queue: PrefetchQueue) {
     this.epoch = manifest.epoch;
     this.#made = made;
     this.#manifest = manifest;
@@ -142,7 +142,7 @@ class SharedReader {
   hasEnded = false;
   /** A notice, if a server lost the epoch as a whole. */
   loss = "";
-  readonly #made: SharedReading;
+  readonly #made: SharedReaderParts;
   readonly #renewer: LeaseRenewer;
   readonly #deliveries: DeliveryCheck;
   readonly #queue: ReaderQueue;
@@ -163,7 +163,7 @@ class SharedReader {
   #silent: string[] = [];
 
   constructor(
-    made: SharedReading,
+    made: SharedReaderParts,
     renewer: LeaseRenewer,
     deliveries: DeliveryCheck,
     manifest: Manifest,
