@@ -1,12 +1,13 @@
-// The wait for a change of a stream, by its events key. An event is a hint, and may be lost. `write/streamCreation.ts`
-// announces events.
+// The events of a stream, in its events key: announcing a change, and waiting for one. An event is a hint, and may be
+// lost.
 
 import { setTimeout as sleep } from "node:timers/promises";
-import { DamagedKey } from "../errors.js";
+import { DamagedKey, ReplyError } from "../errors.js";
 import { entriesOf, type Server, textOf } from "../server/client.js";
 import type { BlockingConnection } from "./blockingConnection.js";
 import type { StreamKeys } from "./keys.js";
 
+const EVENTS_KEPT = 256;
 /** The pause between two looks while the events key is damaged. */
 const DAMAGED_PAUSE_MS = 100;
 
@@ -33,5 +34,17 @@ export async function awaitEvent(
   } catch (error) {
     if (!(error instanceof DamagedKey)) throw error;
     await sleep(Math.min(blockMs, DAMAGED_PAUSE_MS));
+  }
+}
+
+/** Wake all that wait for a change of this stream. An event is a hint only. */
+export async function announce(server: Server, keys: StreamKeys, what: string, value: string | number): Promise<void> {
+  // nothing is announced of a stream that was deleted: its events must not come back
+  const only = what === "created" ? [] : ["NOMKSTREAM"];
+  try {
+    await server.call("XADD", keys.events, ...only, "MAXLEN", "~", EVENTS_KEPT, "*", what, String(value));
+  } catch (error) {
+    // the key is no stream any more, or no id is left in it: waits look without hints
+    if (!(error instanceof DamagedKey || error instanceof ReplyError)) throw error;
   }
 }

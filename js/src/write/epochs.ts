@@ -4,6 +4,7 @@ import { randomBytes } from "node:crypto";
 import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
 import { type Server, textOf } from "../server/client.js";
 import { readable } from "../stream/damage.js";
+import { announce } from "../stream/events.js";
 import {
   findManifest,
   loadManifest,
@@ -15,7 +16,7 @@ import {
 import { isIn, parseRanges } from "../stream/ranges.js";
 import { requireThere, type Stream } from "../stream/stream.js";
 import { MAX_NUMBER } from "../wire/limits.js";
-import { announce, deleted, requireKept } from "./streamCreation.js";
+import { deleted, requireKept } from "./streamCreation.js";
 
 const CLOSED = /PENSTOCK (shard \d+ ended with \d+ samples)/;
 

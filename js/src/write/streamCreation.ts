@@ -1,11 +1,11 @@
-// Creates streams and changes their settings: the fields of the meta and their defaults, the spec that is fixed, and
-// the events that announce changes.
+// Creates streams and changes their settings: the fields of the meta and their defaults, and the spec that is fixed.
 
 import { randomBytes } from "node:crypto";
-import { DamagedKey, ReplyError, StreamConflict, StreamDeleted } from "../errors.js";
+import { StreamConflict, StreamDeleted } from "../errors.js";
 import { type Server, textOf } from "../server/client.js";
 import { enterStream, strikeStream } from "../stream/directory.js";
 import { AUTO } from "../stream/durability.js";
+import { announce } from "../stream/events.js";
 import { StreamKeys } from "../stream/keys.js";
 import { fieldsOfLevel, findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
@@ -17,7 +17,6 @@ export const BUDGET_BYTES = 2 ** 30;
 /** The payload of an entry where the stream names none. */
 export const BLOCK_BYTES = 1_000_000;
 const MAX_PARTITIONS = 256;
-const EVENTS_KEPT = 256;
 
 /** The settings of a stream. What is undefined keeps the existing or default value. */
 export interface Settings {
@@ -110,18 +109,6 @@ export async function fixSpec(server: Server, stream: Stream, spec: Spec): Promi
       `a stream of another name, or remove this one first (\`penstock delete ${stream.name}\`); it takes ` +
       `spec: ${specJson(fixed)}`,
   );
-}
-
-/** Wake all that wait for a change of this stream. An event is a hint only. */
-export async function announce(server: Server, keys: StreamKeys, what: string, value: string | number): Promise<void> {
-  // nothing is announced of a stream that was deleted: its events must not come back
-  const only = what === "created" ? [] : ["NOMKSTREAM"];
-  try {
-    await server.call("XADD", keys.events, ...only, "MAXLEN", "~", EVENTS_KEPT, "*", what, String(value));
-  } catch (error) {
-    // the key is no stream any more, or no id is left in it: waits look without hints
-    if (!(error instanceof DamagedKey || error instanceof ReplyError)) throw error;
-  }
 }
 
 /** Return the error for a stream that was deleted, even if it was made again. */
