@@ -1,5 +1,4 @@
 // The errors that a user of the package can meet, one class per cause, with the names of Python's `penstock.errors`.
-// `BadName` is in `stream/keys.ts`.
 
 import { printable } from "./printable.js";
 
@@ -16,6 +15,9 @@ export class PenstockError extends Error {
     return this.constructor.name;
   }
 }
+
+/** A stream, group or member name that cannot be part of a key. */
+export class BadName extends PenstockError {}
 
 /** A spec is not allowed: a tensor's name, dtype or shape. */
 export class BadSpec extends PenstockError {}

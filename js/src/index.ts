@@ -24,7 +24,6 @@ export { load } from "./load.js";
 export { Replay, type ReplayFacts, type ReplayOptions, type ReplayState, replay } from "./replay/replay.js";
 export type { ServerOptions } from "./server/client.js";
 export type { RedisLike } from "./server/transport.js";
-export { BadName } from "./stream/keys.js";
 export type { Notify } from "./waiting.js";
 export { digestOf } from "./wire/checksum.js";
 export { type Block, Column, type DecodeOptions, decode, type Fields, offsetsOf, type Sample } from "./wire/codec.js";

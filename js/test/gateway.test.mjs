@@ -8,7 +8,8 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import * as tf from "@tensorflow/tfjs";
-import { BadOption, GatewayLoader, load, Unauthorized, WaitTimeout } from "../dist/index.js";
+import * as browser from "../dist/browser.js";
+import { BadName, BadOption, GatewayLoader, load, Unauthorized, WaitTimeout } from "../dist/index.js";
 import { startGateway } from "./gateways.mjs";
 import { all, killAll, names, repeated, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
@@ -293,6 +294,8 @@ test("what is wrong is an error of this package, with the gateway's sentence", {
     await assert.rejects(open({ group: "other" }), BadOption);
     assert.throws(() => load("train", { url: "redis://x", token: "t", group: "g", batchSize: 1 }), BadOption);
     assert.throws(() => begin({ token: "" }), BadOption);
+    assert.throws(() => begin({ group: "_g" }), BadName);
+    assert.equal(browser.BadName, BadName);
     assert.throws(() => begin({ credits: 17 }), BadOption);
   }),
 );

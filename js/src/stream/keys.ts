@@ -1,14 +1,11 @@
 // The names of a stream's keys, and which names of streams, groups and members are allowed. docs/redis-keys.md gives
 // contents and lifetimes.
 
-import { PenstockError } from "../errors.js";
+import { BadName } from "../errors.js";
 
 const NAME = /^[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}$/;
 /** The hash tag of a partition: the stream's id and a number. */
 const TAG = /^[0-9a-f]{12}\.[0-9]{1,10}$/;
-
-/** A stream, group or member name that cannot be part of a key. */
-export class BadName extends PenstockError {}
 
 /** The consumer that holds the entries that members returned. */
 export const RELEASED = "~released";
