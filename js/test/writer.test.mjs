@@ -9,6 +9,7 @@ import { fileURLToPath } from "node:url";
 import { createClient } from "@redis/client";
 import {
   BudgetRefused,
+  DamagedKey,
   EpochAbandoned,
   openWriter,
   PenstockError,
@@ -19,6 +20,9 @@ import {
   StreamConflict,
   TooLarge,
 } from "../dist/index.js";
+import { Server } from "../dist/server/client.js";
+import { loadStream } from "../dist/stream/stream.js";
+import { beginNextEpoch, openEpoch } from "../dist/write/epochs.js";
 import { startPeer, told } from "./peer.mjs";
 import { EVERY, sampleOf, toldSamples } from "./samples.mjs";
 
@@ -559,6 +563,22 @@ test("writers of a feed that start together share an epoch", async () => {
       [[0, "open"]],
     );
   }
+});
+
+test("a feed leaves alone an epoch that another producer took after a server came back older", async () => {
+  await (await begin("older", { spec: { x: ["float64", []] } })).close();
+  const server = await Server.open({ url: peer.url });
+  const stream = await loadStream(server, "older");
+  const begun = await beginNextEpoch(server, stream, 0, "feed");
+  await client.hSet("penstock:{older}:0:manifest", { id: "another", kind: "epoch" });
+  await assert.rejects(openEpoch(server, stream, 0, { kind: "feed" }, begun), /was given out twice/);
+  await server.close();
+});
+
+test("a damaged counter of epochs ends a feed with the name of its key", async () => {
+  const writer = await begin("counter", { spec: { x: ["float64", []] } });
+  await client.hSet("penstock:{counter}:meta", "next_epoch", "abc");
+  await assert.rejects(writer.write({ x: 1 }), (error) => error instanceof DamagedKey);
 });
 
 test("a slow writer of a feed sees after a moment that its epoch is sealed", async () => {

@@ -202,7 +202,7 @@ def _why_not(
 ) -> str | None:
     """Return why the components are not safe, and what helps, or None if they are.
 
-    ``advice`` says it for a component of another user, whose name it is given.
+    ``advice`` returns what helps, given the name of the component's owner.
     """
     step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
     if step is None:

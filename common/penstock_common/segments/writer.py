@@ -152,7 +152,7 @@ class SegmentWriter:
             self.leave()  # the arrays' owner may still write to them
 
     def _write(self, opened: OpenSegment, meta: bytes, ref: SegmentRef, payload: Sequence[bytes | memoryview]) -> None:
-        """Write a record, of whose payload only this is not in the file yet."""
+        """Write a record. ``payload`` is the part of its payload that is not in the file yet."""
         write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, payload), self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)

@@ -365,7 +365,7 @@ class PlainSocket(SendingSocket):
             self._timeout_s = timeout_s
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Fill all views; the kernel wakes this thread once they are full, or a piece of a large one."""
+        """Fill all views; the kernel wakes this thread once all are full, or one piece of a large view is."""
         began = time.monotonic()
         try:
             while views:

@@ -3,7 +3,6 @@
 import { randomBytes } from "node:crypto";
 import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
 import { type Server, textOf } from "../server/client.js";
-import { readable } from "../stream/damage.js";
 import { announce } from "../stream/events.js";
 import {
   findManifest,
@@ -13,8 +12,8 @@ import {
   plannedSamples,
   whyNotPlanned,
 } from "../stream/manifest.js";
-import { isIn, parseRanges } from "../stream/ranges.js";
-import { requireThere, type Stream } from "../stream/stream.js";
+import { isIn } from "../stream/ranges.js";
+import { readCounters, requireThere, type Stream } from "../stream/stream.js";
 import { MAX_NUMBER } from "../wire/limits.js";
 import { deleted, requireKept } from "./streamCreation.js";
 
@@ -77,7 +76,7 @@ export async function openEpoch(
   if (Number(begun) < 1) throw await wasReleased(server, stream, epoch);
   const manifest = await loadManifest(server, stream, epoch);
   const isBegunHere = manifest.id === id;
-  if (wanted === null && !isBegunHere) throw givenTwice(stream, epoch, "another writer opened it");
+  if ((wanted === null || again !== null) && !isBegunHere) throw givenTwice(stream, epoch, "another writer opened it");
   if (manifest.state === "abandoned") {
     throw new EpochAbandoned(`epoch ${epoch} of '${stream.name}' was abandoned: it takes no more samples`);
   }
@@ -109,11 +108,6 @@ export async function beginNextEpoch(
 function firstFields(kind: string, seed = 0, fingerprint = ""): (string | number)[] {
   const fields = ["kind", kind, "seed", seed, "fingerprint", fingerprint, "done", 0];
   return [...fields, "created_ms", Date.now(), "state", "open"];
-}
-
-/** Return the number of the next epoch. */
-export async function nextEpoch(server: Server, { keys }: Stream): Promise<number> {
-  return Number(textOf(await server.call("HGET", keys.meta, "next_epoch")) ?? 0);
 }
 
 /** Register an epoch again where a server lost it. Raises EpochNotFound if it was released. */
@@ -178,16 +172,15 @@ async function reserveNumber(server: Server, stream: Stream, wanted: number | nu
 }
 
 /** Return whether the epoch existed and was released. Raises DamagedKey. */
-export async function isReleased(server: Server, { keys }: Stream, epoch: number): Promise<boolean> {
-  const released = textOf(await server.call("HGET", keys.meta, "released")) ?? "";
-  return readable(keys.meta, () => isIn(parseRanges(released), epoch));
+export async function isReleased(server: Server, stream: Stream, epoch: number): Promise<boolean> {
+  return isIn((await readCounters(server, stream)).released, epoch);
 }
 
 async function wasReleased(server: Server, stream: Stream, epoch: number): Promise<EpochNotFound> {
   const { name } = stream;
   await requireThere(server, stream);
-  const following = await nextEpoch(server, stream);
-  if (following > epoch) return new EpochNotFound(`epoch ${epoch} of '${name}' was released; the next is ${following}`);
+  const { next } = await readCounters(server, stream);
+  if (next > epoch) return new EpochNotFound(`epoch ${epoch} of '${name}' was released; the next is ${next}`);
   return new EpochNotFound(
     `epoch ${epoch} of '${name}' is gone: the server came back without its newest writes; start again`,
   );

@@ -4,8 +4,8 @@
 import { randomBytes } from "node:crypto";
 import type { Server } from "../server/client.js";
 import { findManifest, type Manifest, retainedEpochs } from "../stream/manifest.js";
-import type { Stream } from "../stream/stream.js";
-import { beginNextEpoch, NumberTaken, nextEpoch, openEpoch } from "./epochs.js";
+import { readCounters, type Stream } from "../stream/stream.js";
+import { beginNextEpoch, NumberTaken, openEpoch } from "./epochs.js";
 
 /** A shard of a feed that a writer took. */
 export interface FeedShard {
@@ -18,7 +18,7 @@ export interface FeedShard {
 /** Take a shard of an open, unsealed epoch of the feed. Opens the next epoch if there is none. */
 export async function joinFeed(server: Server, stream: Stream): Promise<FeedShard> {
   for (;;) {
-    const following = await nextEpoch(server, stream); // before the look: what is opened later has a higher number
+    const { next } = await readCounters(server, stream); // before the look: what is opened later has a higher number
     for (const [epoch, state] of await retainedEpochs(server, stream)) {
       if (state !== "open") continue;
       const found = await findManifest(server, stream, epoch);
@@ -27,10 +27,10 @@ export async function joinFeed(server: Server, stream: Stream): Promise<FeedShar
       const taken = await takeShard(server, stream, manifest);
       if (taken !== null) return taken;
     }
-    const begun = await beginNextEpoch(server, stream, following, "feed"); // null if another writer was faster
+    const begun = await beginNextEpoch(server, stream, next, "feed"); // null if another writer was faster
     if (begun === null) continue;
     try {
-      const opened = await openEpoch(server, stream, following, { kind: "feed" }, begun);
+      const opened = await openEpoch(server, stream, next, { kind: "feed" }, begun);
       const taken = await takeShard(server, stream, opened);
       if (taken !== null) return taken;
     } catch (error) {

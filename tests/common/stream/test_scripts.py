@@ -188,7 +188,7 @@ def an_epoch_is_begun(w: World) -> Any:
 
 @case
 def a_feeds_next_epoch_is_begun(w: World) -> Any:
-    """Begin the next epoch. A second call would begin another one."""
+    """Begin the next epoch. A call that is repeated after a lost reply finds its own one."""
     keys = [w.stream.keys.meta, w.stream.keys.manifest(2), w.stream.keys.epochs]
     return load_script("begin_next_epoch"), keys, [w.stream.id, 2, "x", "open", "kind", "feed"]
 

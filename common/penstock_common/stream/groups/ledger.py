@@ -118,7 +118,7 @@ def whole_ledgers(
 
 def _bits(raw: bytes, lo: int, hi: int) -> NDArray[np.bool_]:
     """Return the bits in a ledger's bytes, which begin at offset ``lo``. Missing bits are not set."""
-    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)  # its count= is random for no bytes
+    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)  # count= of an empty array gives random bits
     known = bits[lo % 8 : lo % 8 + hi - lo]
     return np.pad(known, (0, hi - lo - len(known)))
 

@@ -237,9 +237,8 @@ def require_takes_blocks(
     Raises:
         ServerUnsuitable: The server takes no command as large as a block. It says which block it takes.
     """
-    if (
-        config_refusal(client) is None
-    ):  # then its own limit of 512 MB holds, or one that an operator of the server chose
+    # without a refusal its own limit of 512 MB holds, or one that an operator of the server chose
+    if config_refusal(client) is None:
         return
     stored, kept = client.hmget(StreamKeys(name).meta, "block_bytes", "payload")
     if (payload or (kept or b"inline").decode("utf-8", "replace")) != "inline":
