@@ -54,6 +54,11 @@ def uneven(n):
         raise ValueError(f"{n} is bad")
     return {"x": n}
 
+def walks_out(n):
+    if n == 3:
+        raise SystemExit("enough")
+    return {"x": n}
+
 def worsens():
     for n in range(300):
         yield {"x": n if n < 20 else n + 0.5}
@@ -150,6 +155,14 @@ def test_batches_and_bad_items_are_fed_too(any_url: str, folder: Path) -> None:
     with redis.Redis.from_url(any_url) as client:
         report = audit_stream(client, "uneven")
     assert (report.produced, report.bad) == (4, 3)
+
+
+def test_a_transform_that_calls_exit_costs_its_sample(any_url: str, folder: Path) -> None:
+    """It ended the feed, where a job leaves out the sample."""
+    code, _, err = ended(feed(folder, any_url, "live:breaks", "--transform", "live:walks_out"))
+    assert code == 1
+    assert "bad sample: live:breaks[3]: called sys.exit('enough')" in err
+    assert "at item 7 of live:breaks: 6 samples of this run are in 'train', 1 bad" in err.splitlines()[-1]
 
 
 def test_of_many_bad_items_the_first_few_are_named(any_url: str, folder: Path) -> None:

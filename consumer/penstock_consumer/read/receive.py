@@ -546,5 +546,7 @@ class Receiver:
         return {tensor.name: decode_column(header, tensor, values) for tensor in self._spec}
 
     def _ragged_parts(self, header: Header) -> dict[str, Ragged]:
+        if not self._ragged:
+            return {}
         values: dict[bytes, Any] = dict(self._entry.fields)
         return {t.name: as_ragged(decode_column(header, t, values)) for t in self._spec if t.is_ragged}

@@ -45,6 +45,9 @@ class RetainedEpoch:
         except PenstockError:
             self.lease.let_go()
             raise
+        except BaseException:  # Ctrl-C; a notebook keeps the traceback, and this object with it
+            self.lease.stopping.set()
+            raise
 
     def records(self) -> Iterator[tuple[int, IndexRecord]]:
         """Yield (shard, index record) of all shards, in canonical order. Raises ReplayTruncated if one is missing."""

@@ -69,7 +69,7 @@ COMMANDS = {
     "delete": "remove a stream with all its epochs and groups",
     "completion": "print a script that lets a shell complete penstock's commands",
 }
-"""Command -> its line of help, in the order of ``penstock --help``, which so imports no command."""
+"""Command -> its line of help, in the order of ``penstock --help``, which therefore imports no command."""
 
 
 WIDEST = 110
@@ -410,8 +410,8 @@ def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
         except ValueError:
             found = -1.0
         if not least <= found < math.inf or (most is not None and found > most):
-            upto = "" if most is None else f" to {most:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g}{upto}")
+            bounds = f"of at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds {bounds}")
         return found
 
     return number
