@@ -35,14 +35,8 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_producer.write.quota import (
-    Admission,
-    QuotaState,
-    decide_admission,
-    explain_memory,
-    explain_quota,
-    pause_s,
-)
+from penstock_producer.write.explain import explain_memory, explain_quota
+from penstock_producer.write.quota import Admission, QuotaState, decide_admission, pause_s
 from penstock_producer.write.writer import WriterHooks
 from tests.clusters import NODE_TIMEOUT_MS, PASSWORD, Cluster, started_cluster, until
 from tests.contracts.feed import entries

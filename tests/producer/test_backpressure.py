@@ -36,7 +36,8 @@ from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.cleaner import SLACK_SHARE
-from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, QuotaState, explain_quota, pause_s
+from penstock_producer.write.explain import explain_quota
+from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, QuotaState, pause_s
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 from tests.tuned import tuned

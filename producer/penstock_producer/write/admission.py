@@ -22,14 +22,13 @@ from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream
 from penstock_producer.write.cleaner import GROUP_SILENT_MS
+from penstock_producer.write.explain import explain_memory, explain_quota
 from penstock_producer.write.quota import (
     LACKING,
     Admission,
     AdmissionWait,
     QuotaState,
     decide_admission,
-    explain_memory,
-    explain_quota,
     find_refusal,
     pause_s,
 )
