@@ -1,5 +1,5 @@
-// Spare memory: array buffers that are kept, up to a limit in bytes, so that later batches and replies need no fresh
-// memory.
+// Spare memory: array buffers that are kept, so that later batches and replies need no fresh memory. `batch.ts` and
+// `server/resp.ts` give the limits in bytes.
 
 const MOST_PIECES = 64;
 

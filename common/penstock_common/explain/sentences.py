@@ -1,4 +1,4 @@
-"""Sentences that explain a wait for quota: what is held, which groups hold it, and what an operator can do."""
+"""Sentences that explain a wait: what a stream holds, for which groups, what an operator can do, why no epoch comes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Exports: a folder, its ``export.json`` as bytes and as values, and the blocks of an epoch, found complete.
 
 An export may come from anybody, so every value is bounded before use. docs/segment-format.md defines the files.
-`penstock_consumer.replay.export` writes the folder.
+`penstock_consumer.replay.export` gives the values, and writes the folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Limits: which pages may connect, how many clients there are, and how often each may ask."""
+"""Limits: the sizes and rates of a client's messages, credits and batches, how many clients there are, and which pages
+may connect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules for the nodes of a cluster, masters and replicas together: from facts to findings. Pure.
+"""The rules for the nodes of a cluster together: clocks, replicas, slots, and memory by master. From facts to findings.
 
 `doctor_server` has the rules for a single master.
 """

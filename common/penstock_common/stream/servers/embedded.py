@@ -70,6 +70,7 @@ So a client with the password of a Redis 6.2 can make it write files as the user
 _START_S = 20.0
 """The longest silence of a server at its start. One that reports that it loads its append-only file has more time."""
 _AOF_GRACE_S = 10.0
+"""The time that a server with an append-only file has for its end, before the watcher kills it."""
 _PROBE_S = 1.0
 """The longest wait for one answer at the start. Then the silence is reported, and the server asked again."""
 _LONGEST_ANSWER = 1024
