@@ -449,7 +449,7 @@ class TestAnswers:
         told = list[tuple[str, bool]]()
         monkeypatch.setattr(queue.reader_times, "to", lambda doing: told.append((doing, reader._planner.is_waiting)))
         reader._server_clock.compare()
-        reader._pause.begin(0.02)
+        reader._pause.begin(0.5)  # longer than any delay before the request
         reader._ask()
         reader._take_answer()
         assert told == [("producers", False), ("server", False)]
