@@ -129,7 +129,8 @@ class TestJoining:
         claim.join("resume")
         claim.join("earliest")
         late = scene.member("late")
-        with pytest.raises(GroupBusy, match="group 'g' is read by m: start='earliest' would reset it") as caught:
+        busy = r"group 'g' of 't' is read by m \(seen \d s ago\): start='earliest' would reset it"
+        with pytest.raises(GroupBusy, match=busy) as caught:
             late.join("earliest")
         # the one that it names may have been killed a moment ago
         assert str(caught.value).endswith("one that has ended counts as gone at most 30 s after it was last seen")

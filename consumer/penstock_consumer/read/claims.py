@@ -22,14 +22,13 @@ from penstock_common.errors import (
     WaitTimeout,
 )
 from penstock_common.explain.deadlock import BlockedPartition, find_blocked
-from penstock_common.stream.commands import Client, server_ms
+from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import has_unread, index_records, pending_members
-from penstock_common.stream.groups.forgetting import first_whole, reset_group
+from penstock_common.stream.groups.forgetting import first_whole, refuse_living, reset_group
 from penstock_common.stream.groups.ledger import Acknowledgement, acknowledge, behind, uncovered
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns, describe_loss
 from penstock_common.stream.groups.outbox import Outboxes, Probe
 from penstock_common.stream.groups.positions import PositionReport, known_positions, report, rewind
-from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
 from penstock_common.stream.groups.roster import (
     Membership,
     RankOrder,
@@ -328,18 +327,8 @@ class LeaseClaim(Claim):
             raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
         if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
             return  # nothing to reset, or not this member's to reset; joining reports that
-        others = [
-            member
-            for (group, member), liveness in liveness_of(
-                [roster], server_ms(self.client, self.stream.partitions[0].roster)
-            ).items()
-            if group == self.who.group and member != self.who.member and liveness.may_be_at_work
-        ]
-        if others:
-            raise GroupBusy(
-                f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
-                f"stop them first, or use another group; {GONE_AFTER}"
-            )
+        advice = f"start={start!r} would reset it under them; stop them first, or use another group"
+        refuse_living(self.client, self.stream, self.who.group, advice, but=self.who.member)
         reset_group(self.client, self.stream, self.who.group, self._restart_at(start))
 
     def keep(self) -> None:

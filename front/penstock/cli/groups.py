@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, connected
-from penstock_common.errors import EpochNotFound, EpochsReleased, GroupBusy
+from penstock_common.errors import EpochNotFound, EpochsReleased
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,12 +121,12 @@ def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: 
 
 
 def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    from penstock_common.stream.groups.forgetting import reset_group
+    from penstock_common.stream.groups.forgetting import refuse_living, reset_group
     from penstock_common.stream.groups.roster import require_group
 
     require_group(client, stream, args.name)
     first = _first_epoch(client, stream, args.epoch)
-    _refuse_living(client, stream, args.name, "stop it first: it would be handed again what it is training on")
+    refuse_living(client, stream, args.name, "stop it first: it would be handed again what it is training on")
     reset_group(client, stream, args.name, first)
     value = {"stream": stream.name, "group": args.name, "first_epoch": first}
     text = f"group {args.name!r} of {stream.name!r} reads again from epoch {first} on"
@@ -155,14 +155,14 @@ def _first_epoch(client: Client, stream: Stream, epoch: str) -> int:
 
 
 def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    from penstock_common.stream.groups.forgetting import drop_group
+    from penstock_common.stream.groups.forgetting import drop_group, refuse_living
     from penstock_common.stream.groups.roster import require_group
 
     names = dict.fromkeys(args.names)
     for name in names:  # before the first is dropped, because a wrong name among them may mean another stream
         require_group(client, stream, name)
         if not args.force:
-            _refuse_living(client, stream, name, "stop it first, or give --force")
+            refuse_living(client, stream, name, "stop it first, or give --force")
     dropped: list[dict[str, object]] = []
     for name in names:
         drop_group(client, stream, name)
@@ -171,19 +171,6 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
             console.line(f"group {name!r} of {stream.name!r} is dropped: nothing is kept for it any more")
     if args.json:
         console.json(dropped if len(dropped) > 1 else dropped[0])
-
-
-def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> None:
-    from penstock_common.stream.commands import server_ms
-    from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
-    from penstock_common.stream.groups.roster import load_roster
-
-    rosters = [load_roster(client, partition) for partition in stream.partitions]
-    members = liveness_of(rosters, server_ms(client, stream.partitions[0].roster))
-    ages = {who: liveness.unseen_s for who, liveness in sorted(members.items()) if liveness.may_be_at_work}
-    if live := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == name]:
-        named = ", ".join(live)
-        raise GroupBusy(f"group {name!r} of {stream.name!r} is read by {named}: {advice}; {GONE_AFTER}")
 
 
 def _epoch(text: str) -> str:

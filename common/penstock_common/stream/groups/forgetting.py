@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import GroupNotFound
+from penstock_common.errors import GroupBusy, GroupNotFound
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, is_script_error, run_script
+from penstock_common.stream.commands import Client, is_script_error, run_script, server_ms
+from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream
@@ -20,8 +21,21 @@ _DROP_GROUP = load_script("drop_group")
 _RESET_GROUP = load_script("reset_group")
 
 
+def refuse_living(client: Client, stream: Stream, group: str, advice: str, *, but: str = "") -> None:
+    """Raise GroupBusy if members of the group, other than ``but``, may be at work. ``advice`` says what helps."""
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    members = liveness_of(rosters, server_ms(client, stream.partitions[0].roster))
+    live = [
+        f"{member} (seen {liveness.unseen_s:.0f} s ago)"
+        for (name, member), liveness in sorted(members.items())
+        if name == group and member != but and liveness.may_be_at_work
+    ]
+    if live:
+        raise GroupBusy(f"group {group!r} of {stream.name!r} is read by {', '.join(live)}: {advice}; {GONE_AFTER}")
+
+
 def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
-    """Make the group read again from epoch ``first``. Only for groups without live members.
+    """Make the group read again from epoch ``first`` on. `refuse_living` comes first.
 
     Raises GroupNotFound if not every roster has the group.
     """
