@@ -324,3 +324,13 @@ def test_waits_are_told_once_a_stream_and_reason_until_they_are_over() -> None:
     assert look(117) == []  # nothing was told of this wait
     notes[0].end()
     assert notes[0].look() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+def test_a_job_that_may_use_one_core_of_its_host_has_one_worker() -> None:
+    """A job of Slurm on a quarter of a node started four times as many workers as it had cores."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from penstock_producer.jobs.fleet import usable_cores; print(usable_cores())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"

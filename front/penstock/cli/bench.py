@@ -92,11 +92,12 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[BenchSetup]:
     """Yield the source, its sample facts, and a private server."""
     from penstock.bench.rounds import BenchSetup, measure_source, repeated, rounds_in
     from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_producer.jobs.fleet import usable_cores
     from penstock_producer.sources.open import open_source
 
     config = source_of(args)
     source = open_source(config)
-    workers = args.workers or os.cpu_count() or 1
+    workers = args.workers or usable_cores()
     with contextlib.closing(source), EmbeddedServer() as server:
         sample = measure_source(source, SOURCE_S)
         turn_s = args.seconds / (rounds_in(args.seconds) * METHODS * len({1, args.trainers}))

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import glob
 import json
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -317,7 +316,9 @@ def options_of(args: argparse.Namespace) -> WorkerOptions:
 
 def worker_count(args: argparse.Namespace) -> int:
     """Return the wanted number of local workers."""
-    return args.workers if args.workers is not None else os.cpu_count() or 1
+    from penstock_producer.jobs.fleet import usable_cores
+
+    return args.workers if args.workers is not None else usable_cores()
 
 
 def source_of(args: argparse.Namespace) -> SourceConfig:

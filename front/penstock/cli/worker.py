@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     _require_folders(args.root)
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
-    from penstock_producer.jobs.fleet import TICK_S, Fleet, WaitNotices, advise
+    from penstock_producer.jobs.fleet import TICK_S, Fleet, WaitNotices, advise, usable_cores
 
     if args.max and not args.auto:
         raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     # a wrong address or login shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     _require_streams(options.url)
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     most = max(1, args.max or cores) if args.auto else 0
     count = max(1, args.processes or (1 if args.auto else cores))
     count = min(count, most) if most else count

@@ -5,6 +5,7 @@ This file knows no job and no queue: a process runs ``work`` of `worker`.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -41,6 +42,11 @@ SETTLED_S = 3.0
 """A wait is over after this time without a wait. While a budget stays nearly full, one wait follows another."""
 
 Start = Literal["spawn", "fork"]
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may use. A job of Slurm, or of `taskset`, may have fewer than its host."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 GOES_ON = "what is committed stands, and the same command goes on from there"

@@ -52,7 +52,7 @@ from penstock_producer.jobs.allowlist import PlannedTasks, names_code
 from penstock_producer.jobs.dispatch import WORKER_SILENCE_S, Dispatcher, limit_patience
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, FailureLimit, bad_limit
-from penstock_producer.jobs.fleet import Fleet, advise
+from penstock_producer.jobs.fleet import Fleet, advise, usable_cores
 from penstock_producer.jobs.plan import (
     EpochOrder,
     PlannedSource,
@@ -235,7 +235,7 @@ class Production(AbstractContextManager["Production"]):
         """The numbers of the epochs that this run produces."""
         if earlier is not None and plan.numbers is None:
             self._tell_of_earlier(stream, earlier)
-        self._shard_samples = self._planned.shard_samples(earlier, workers or os.cpu_count() or 1)
+        self._shard_samples = self._planned.shard_samples(earlier, workers or usable_cores())
         self._cared = time.monotonic()
         self._details = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
         if stream.spec is None and source.unit != "item":
