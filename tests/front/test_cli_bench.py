@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import penstock
-from penstock.bench.rounds import judge
+from penstock.bench.recommendation import judge
 from penstock.cli.bench import SHARED_MEMORY
 
 _ROOT = Path(penstock.__file__).parents[2]

@@ -66,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Measure for the given seconds, and print a recommendation for each number of trainers."""
-    from penstock.bench.rounds import judge, measure, rounds_in
+    from penstock.bench.recommendation import judge
+    from penstock.bench.rounds import measure, rounds_in
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     counts = sorted({1, args.trainers})
