@@ -24,6 +24,7 @@ from penstock_common.stream.entries import (
     last_given,
     trim_entries,
 )
+from penstock_common.stream.events import EVENTS_KEPT
 from penstock_common.stream.groups.ledger import done_bits
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
@@ -36,6 +37,8 @@ from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample, writer_of
+from tests.contracts.fork_server import ROOT
+from tests.house.lua import LUA_FILES
 
 _MILLISECONDS = re.compile(rb"\b1\d{12}\b")
 
@@ -556,3 +559,12 @@ def test_what_the_server_said_of_a_damaged_key_is_told() -> None:
     """The representation of a redis error is only its class, which names the place but not the cause."""
     told = str(unreadable_value("penstock:{t}:meta", ResponseError("value is not an integer or out of range")))
     assert "did not write (ResponseError('value is not an integer or out of range'))" in told
+
+
+def test_scripts_keep_as_many_events_as_the_code() -> None:
+    """A key that one script cut shorter would lose the hint that a reader waits for."""
+    texts = [path.read_text() for path in LUA_FILES]
+    kept = [number for text in texts for number in re.findall(r"'MAXLEN', '~', '(\d+)'", text)]
+    assert len(kept) == 5
+    kept += re.findall(r"EVENTS_KEPT = (\d+);", (ROOT / "js/src/stream/events.ts").read_text())
+    assert set(kept) == {str(EVENTS_KEPT)}
