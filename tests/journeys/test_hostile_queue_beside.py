@@ -94,10 +94,10 @@ def test_an_epoch_is_complete_whatever_others_do_to_its_queue(any_url: str, tmp_
             stranger = rq("worker", "-u", any_url, "--name", "stranger", "penstock")
             with running(stranger, tmp_path, tmp_path / "rq.txt") as taking:
                 awaited(lambda: "worker 'stranger'" in ours.read_text())
+                subprocess.run(rq("info", "-u", any_url), check=True, capture_output=True)
                 taking.send_signal(signal.SIGTERM)  # killed, it would keep its last job for 90 s
+                hold.unlink()  # before it ends, because it may have a job that is held up
                 taking.wait(30)
-            subprocess.run(rq("info", "-u", any_url), check=True, capture_output=True)
-            hold.unlink()
             assert producer.wait(PATIENCE_S) == 0, ours.read_text()
             subprocess.run(rq("info", "-u", any_url), check=True, capture_output=True)
             if not own_workers:
