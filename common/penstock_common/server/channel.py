@@ -365,19 +365,30 @@ class PlainSocket(SendingSocket):
             self._timeout_s = timeout_s
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Fill all views; the kernel wakes this thread once all are full, or one piece of a large view is."""
+        """Fill all views; the kernel wakes this thread once they are full."""
         began = time.monotonic()
         try:
-            while views:
-                piece = [views[0][:PIECE_BYTES]] if len(views[0]) > PIECE_BYTES else views[:_IOV_MAX]
-                got = self._sock.recvmsg_into(piece, 0, socket.MSG_WAITALL)[0] or _ended()
-                self.heard_s = time.monotonic()
-                views = _after(views, got)
+            if len(views) == 1:
+                self._fill(views[0])
+            else:
+                self._scatter(list(views))
         except BlockingIOError:
             raise _silent(self._timeout_s) from None
         finally:
             self.heard_s = time.monotonic()
             self.waited_s += self.heard_s - began
+
+    def _fill(self, view: memoryview) -> None:
+        while got := self._sock.recv_into(view, min(len(view), PIECE_BYTES), socket.MSG_WAITALL) or _ended():
+            if got == len(view):
+                return
+            self.heard_s = time.monotonic()
+            view = view[got:]
+
+    def _scatter(self, views: list[memoryview]) -> None:
+        while views:
+            got = self._sock.recvmsg_into(views[:_IOV_MAX], 0, socket.MSG_WAITALL)[0] or _ended()
+            views = _after(views, got)
 
     def send_all(self, parts: Sequence[Part]) -> None:
         """Send with one sendmsg for a thousand parts, as long as the server keeps reading."""
