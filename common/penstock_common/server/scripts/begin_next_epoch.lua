@@ -3,7 +3,8 @@
 --
 -- KEYS: meta manifest epochs
 -- ARGV: stream_id epoch manifest_id state [field value]..
--- Answer: 1, also to the same call again; 0 if the next epoch has another number or the number is in use; -1 if the stream is gone
+-- Answer: 1, also to the same call again; 0 if the next epoch has another number, or its number is in use; -1 if the
+--   stream is gone
 -- Callers: penstock_common/stream/manifest.py
 
 -- A stream that somebody deleted meanwhile must not come back as a part of its meta key.
