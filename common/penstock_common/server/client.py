@@ -143,6 +143,8 @@ class ControlClient(redis.Redis):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.patience = RetryPolicy()
+        self.where = address(self)
+        """The server's address without its password."""
         self.memory_bytes = 0
         """The memory of each server, as the address names it, or 0. It counts where the server names no maxmemory."""
         self._service: Any = self.connection_pool.connection_kwargs.get("service")
@@ -160,11 +162,6 @@ class ControlClient(redis.Redis):
         """Whether the server may know EVALSHA_RO."""
         self._channels: WeakSet[Closable] = WeakSet()
         """The channels to this server."""
-
-    @property
-    def where(self) -> str:
-        """The server's address without its password."""
-        return address(self)
 
     @property
     def server(self) -> str:
@@ -195,6 +192,7 @@ class ControlClient(redis.Redis):
     def lead_to(self, where: Address) -> None:
         """Connect to this node from now on, with the same login."""
         self.connection_pool.connection_kwargs |= {"host": where[0], "port": where[1]}
+        self.where = address(self)
 
     def limit_memory(self, nbytes: int) -> None:
         """Note that each server has this much memory."""

@@ -30,7 +30,6 @@ from penstock_common.errors import (
 from penstock_common.printable import shortened
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
-from penstock_common.server.error_translation import address
 from penstock_common.stream.commands import Refused, parse_id
 from penstock_common.stream.entries import (
     IndexRecord,
@@ -591,7 +590,7 @@ class Committer:
     def _wait_for_admission(self, nbytes: int) -> None:
         try:
             while not self._admission.admit(nbytes, self._progress.held_bytes):
-                self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=address(self._client))
+                self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=self._client.where)
                 wait.because("room", self._admission.why)
                 self._payloads.seal_now()  # files that may be used again are space, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadOption, DurabilityLost, PenstockError, ServerUnsuitable
 from penstock_common.server.channel import Command, Reply
-from penstock_common.server.error_translation import address, server_at, translate_reply
+from penstock_common.server.error_translation import server_at, translate_reply
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, ask_all
 from penstock_common.stream.streams import AUTO, Stream
@@ -206,7 +206,7 @@ class ReplicaWatch:
 
 
 def _no_fsync(text: str, client: Client, durability: Durability) -> str:
-    start = f"durability {str(durability)!r} cannot be kept by {server_at(address(client))}"
+    start = f"durability {str(durability)!r} cannot be kept by {server_at(client.where)}"
     if "unknown command" in text:
         return f"{start}: it has no WAITAOF (Redis 7.2, Valkey and newer have it); choose memory or replicas=K"
     if "appendonly" in text:
