@@ -6,6 +6,7 @@ Usually ``fit`` acknowledges steps without a callback (see ``tensorflow``, ``tor
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,12 @@ def _durable(filepath: Any, save: Callable[[str], None]) -> None:
         return
     path = Path(filepath)
     fresh = path.with_name(f".new-{path.name}")  # Keras tells formats by the suffix
-    save(str(fresh))
-    sync(fresh)
-    fresh.replace(path)
+    try:
+        save(str(fresh))
+        sync(fresh)
+        fresh.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
     sync(path.parent)

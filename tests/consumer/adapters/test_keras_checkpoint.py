@@ -101,6 +101,7 @@ def test_a_save_is_on_disk_under_its_name_before_it_is_acknowledged(
         with pytest.raises(ZeroDivisionError):
             model.fit(dataset(loader, select=("x", "y")), verbose=0, callbacks=[ModelCheckpoint(loader, path)])
         assert path.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [path]  # a full disk must not also hold the half of each try
         assert delivered(any_url) == [SAMPLES, SAMPLES, 0]
 
 
