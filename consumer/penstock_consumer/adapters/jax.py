@@ -327,6 +327,9 @@ def _check_cut(name: str, sharding: Sharding, shape: tuple[int, ...]) -> None:
 # --- what JAX can hold ------------------------------------------------------------------------------------------------
 
 
+_X64 = "JAX has no 64-bit types unless jax_enable_x64 is set (JAX_ENABLE_X64=1); set it, or change the values with map="
+
+
 def _narrowed(name: str, value: Any) -> Any:
     """Return a value as an array of a dtype that JAX keeps. Without x64 mode JAX cuts 64 bits to 32 silently."""
     if isinstance(value, jax.Array):
@@ -343,10 +346,13 @@ def _narrowed(name: str, value: Any) -> Any:
                 name,
                 f"{value.dtype} values from {low} to {high}",
                 f"what {kept} can hold",
-                "JAX has no 64-bit types unless jax_enable_x64 is set (JAX_ENABLE_X64=1); set it, or change the values "
-                "with map=",
+                _X64,
             )
-    return value.astype(kept)
+    with np.errstate(over="ignore"):
+        narrow: NDArray[Any] = value.astype(kept)
+    if kept.kind in "fc" and (lost := np.isfinite(value) & ~np.isfinite(narrow)).any():
+        raise SpecMismatch(name, f"a {value.dtype} value of {value[lost][0]:.6g}", f"what {kept} can hold", _X64)
+    return narrow
 
 
 def _padded(array: Any, size: int) -> NDArray[Any]:

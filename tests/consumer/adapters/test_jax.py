@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -221,6 +222,23 @@ def test_numbers_that_do_not_fit_into_32_bits_are_refused(kind: str, value: int,
             next(iter(dataset(loader)))
         with jax.enable_x64(True):
             assert [batch["id"].tolist() for batch in dataset(loader)] == [[value]]
+
+
+@pytest.mark.parametrize("value", [1e39, -1e300])
+def test_numbers_beyond_float32_are_refused(value: float, any_url: str) -> None:
+    """They would become infinite, and the loss with them."""
+    spec = {"x": ("float64", (2,))}
+    with (
+        Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
+        epoch.write({"x": np.array([np.inf, 3e38])})
+        epoch.write({"x": np.array([np.nan, value])})
+    with loader_of(any_url) as loader:
+        with pytest.raises(SpecMismatch, match=rf"'x'.*{re.escape(f'{value:g}')}.*float32.*JAX_ENABLE_X64"):
+            next(iter(dataset(loader)))
+        with jax.enable_x64(True):
+            assert [batch["x"].tolist()[0] for batch in dataset(loader)] == [[np.inf, 3e38]]
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
