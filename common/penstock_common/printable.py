@@ -1,7 +1,8 @@
-"""Texts for people: numbers of bytes, and names and reasons of other programs, which must not control a terminal."""
+"""Texts for people: bytes, times, lists, and what other programs wrote, which must not control a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -49,4 +50,21 @@ def readable_bytes(count: int) -> str:
         return f"{count} byte{'s' * (count > 1)}"
     if count < 1 << 20:
         return f"{count / 1024:.0f} KiB"
+    if count >= 10 << 30:
+        return f"{count / (1 << 30):.1f} GiB"
     return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"
+
+
+def readable_span(seconds: float) -> str:
+    """Return a time span as people read it, in the unit of which there are at least two."""
+    seconds = max(0.0, seconds)
+    for unit, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """Return the first ``most`` of some names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")

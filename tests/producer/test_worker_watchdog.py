@@ -115,7 +115,7 @@ def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
     assert process.done == ["terminate", "kill"]
     harsh = watched.death("me", 4711, -signal.SIGKILL)
     assert harsh is not None
-    assert (harsh.offset, harsh.deed) == (3, "grew its worker beyond 1.0 GiB")
+    assert (harsh.offset, harsh.deed) == (3, "grew its worker beyond 1024 MiB")
     assert harsh.weight > 0
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from penstock_common.errors import PenstockError
 from penstock_common.explain.backlog import Missing, absent_groups, hold_of, missing_members, unacknowledged_bytes
-from penstock_common.printable import readable_bytes
+from penstock_common.printable import listed, readable_bytes, readable_span
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import SHARED, Roster, load_roster
@@ -138,27 +138,24 @@ def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: 
 
 
 def _absent(stream: str, name: str, unseen_ms: int, silent_ms: int | None) -> str:
-    own = "it is declared, so data is kept for it" if silent_ms is None else f"it lets go after {_span(silent_ms)}"
-    return (
-        f"no trainer of group {name!r} was seen for {_span(unseen_ms)} ({own}): start one, or give the group up with "
-        f"`penstock groups drop {stream} {name}`"
+    own = (
+        "it is declared, so data is kept for it"
+        if silent_ms is None
+        else f"it lets go after {readable_span(silent_ms / 1000)}"
     )
-
-
-def _span(span_ms: int) -> str:
-    seconds = max(0, span_ms) / 1000
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+    return (
+        f"no trainer of group {name!r} was seen for {readable_span(unseen_ms / 1000)} ({own}): start one, or give the "
+        f"group up with `penstock groups drop {stream} {name}`"
+    )
 
 
 def explain_missing(missing: Missing) -> str:
     """Return the missing members for people, the first few by name."""
     each = [f"{member} of group {group} ({_last_seen(one)})" for (group, member), one in missing.items()]
-    return ", ".join(each[:SHOWN]) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
+    return listed(each, SHOWN)
 
 
 def _last_seen(one: Liveness) -> str:
     if one.unseen_s is None:
         return "not there"
-    return "its process has ended" if one.has_ended else f"{one.unseen_s:.0f} s ago"
+    return "its process has ended" if one.has_ended else f"{readable_span(one.unseen_s)} ago"

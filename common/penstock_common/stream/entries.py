@@ -15,6 +15,7 @@ from typing import Any, cast
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock_common.errors import PenstockError
+from penstock_common.printable import listed, readable_span
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.server.scripts import load_script
@@ -351,11 +352,10 @@ def shard_ages(client: Client, stream: Stream, epoch: int, shards: Iterable[int]
 def said_ages(ages: Mapping[int, int | None]) -> str:
     """Return shards with the time since each was written, for people."""
     said = [
-        f"{shard} ({'no sample' if age is None else f'last written {age / 1000:.0f} s ago'})"
+        f"{shard} ({'no sample' if age is None else f'last written {readable_span(age / 1000)} ago'})"
         for shard, age in ages.items()
     ]
-    more = f" and {len(said) - MOST_AGES} more" if len(said) > MOST_AGES else ""
-    return f"{', '.join(said[:MOST_AGES])}{more}"
+    return listed(said, MOST_AGES)
 
 
 def read_group_command(

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from penstock_common.errors import BadOption, DamagedKey, PenstockError, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.hints import near
-from penstock_common.printable import readable_bytes
+from penstock_common.printable import listed, readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
@@ -168,8 +168,7 @@ def absence(client: Client, name: str) -> str:
     if not names and (why := why_empty(client)):
         return f"no stream {name!r}; {why}"
     meant = near(name, names)
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    there = f"streams there: {', '.join(names[:10])}{more}" if names else "the server has no streams yet"
+    there = f"streams there: {listed(names, 10)}" if names else "the server has no streams yet"
     hint = f"did you mean {meant!r}?" if meant else "start a producer (`penstock produce`) or check name and URL"
     return f"no stream {name!r}; {there}; {hint}"
 

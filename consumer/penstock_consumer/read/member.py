@@ -15,6 +15,7 @@ from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
+from penstock_common.printable import listed
 from penstock_common.stream.audit.reconciliation import is_left_over
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
@@ -401,9 +402,9 @@ def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
     names = list(others)
     meant = near(group, names)
     nearest = sorted(get_close_matches(group, names, NAMED, cutoff=0))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    there = listed([*nearest, *(name for name in names if name not in nearest)], NAMED)
     question = f". Did you mean {meant!r}?" if meant else ""
-    return f"new group {group!r} (there are: {', '.join(nearest)}{more}); it starts at epoch {first}{question}"
+    return f"new group {group!r} (there are: {there}); it starts at epoch {first}{question}"
 
 
 def join_as(client: Client, who: Membership, options: LoaderOptions) -> Member:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_common.printable import readable_bytes
 from penstock_common.wire.dtypes import numpy_dtype
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
@@ -167,7 +168,8 @@ class ShuffleWindow(Stage):
             return None
         if self._limit is not None:
             return f"the shuffle window to fill: it holds {self._slots.count} of {self._limit} samples"
-        return f"the shuffle window to fill: it holds {self._slots.nbytes} of {self._limit_bytes} bytes"
+        held, limit = readable_bytes(self._slots.nbytes), readable_bytes(self._limit_bytes or 0)
+        return f"the shuffle window to fill: it holds {held} of {limit}"
 
     def _is_full(self) -> bool:
         return (self._limit is not None and self._slots.count >= self._limit) or (

@@ -1,4 +1,4 @@
-"""``penstock delete``: ends a stream for all processes and removes all its keys and files."""
+"""``penstock delete``: ends a stream, and removes its keys and files; lists and removes orphan folders of segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, connected
 from penstock_common.errors import DamagedKey, PenstockError
-from penstock_common.printable import readable_bytes
+from penstock_common.printable import listed, readable_bytes, readable_span
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.rights import WRITER, require_rights
 
     if args.segments is not None:
-        return _delete_strays(args, console)
+        return _delete_orphans(args, console)
     if args.stream is None:
         console.notice("penstock delete: say which stream (`penstock inspect` lists them), or --segments DIR")
         return 2
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _delete_strays(args: argparse.Namespace, console: Console) -> int:
-    """List stray folders of segments, and with --yes remove the unused ones."""
+def _delete_orphans(args: argparse.Namespace, console: Console) -> int:
+    """List orphan folders of segments, and with --yes remove the unused ones."""
     from penstock_common.stream.removal.deletion import find_orphans, has_segments
 
     if args.stream is not None:
@@ -84,18 +84,18 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
         raise PenstockError(f"there is no folder {args.segments}: give the one that streams have in `payload`, as "
                             "`penstock inspect STREAM` shows it")  # fmt: skip
     with connected(args) as client:
-        strays = find_orphans(client, Path(args.segments))
+        orphans = find_orphans(client, Path(args.segments))
     rows = []
-    for stray in strays:
-        is_gone = args.yes and not stray.is_in_use and stray.folder.remove()
-        what = "removed" if is_gone else "in use" if stray.is_in_use else "left: give --yes to remove it"
-        rows.append({"folder": str(stray.folder.path), "bytes": stray.nbytes, "removed": is_gone})
+    for orphan in orphans:
+        is_gone = args.yes and not orphan.is_in_use and orphan.folder.remove()
+        what = "removed" if is_gone else "in use" if orphan.is_in_use else "left: give --yes to remove it"
+        rows.append({"folder": str(orphan.folder.path), "bytes": orphan.nbytes, "removed": is_gone})
         if not args.json:
-            size, age = readable_bytes(stray.nbytes), f"written to {stray.quiet_s / 60:.0f} min ago"
-            console.line(f"{stray.folder.path}: {size}, {age}: {what}")
+            size, age = readable_bytes(orphan.nbytes), f"written to {readable_span(orphan.quiet_s)} ago"
+            console.line(f"{orphan.folder.path}: {size}, {age}: {what}")
     if args.json:
         console.json(rows)
-    elif not strays:
+    elif not orphans:
         is_any = has_segments(Path(args.segments))
         console.line(
             f"every folder of segments in {args.segments} is that of a stream on this server"
@@ -115,9 +115,8 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     stream = find_stream(client, args.stream)
     users = [] if stream is None else users_of(client, stream)
     if users:
-        more = f" and {len(users) - 5} more" if len(users) > 5 else ""
         raise PenstockError(
-            f"stream {args.stream!r} is in use by {', '.join(users[:5])}{more}: stop them first, or give --force and "
+            f"stream {args.stream!r} is in use by {listed(users, 5)}: stop them first, or give --force and "
             f"they stop with an error; {GONE_AFTER}"
         )
 

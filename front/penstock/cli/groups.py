@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, connected
 from penstock_common.errors import EpochNotFound, EpochsReleased
+from penstock_common.printable import readable_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,11 +98,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> None:
 def _silent(members: Iterable[MemberSnapshot]) -> list[str]:
     """Return the members without a recent heartbeat, with the time since the last one."""
     silent = [(member.name, member.liveness.unseen_s) for member in members if member.is_silent]
-    return [f"{name} ({'gone' if unseen_s is None else _span(unseen_s)})" for name, unseen_s in silent]
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return [f"{name} ({'gone' if unseen_s is None else readable_span(unseen_s)})" for name, unseen_s in silent]
 
 
 def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:

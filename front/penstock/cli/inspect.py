@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import STREAM_NAME, add_json, add_url, connected
-from penstock_common.printable import readable_bytes, shortened, spaced
+from penstock_common.printable import readable_bytes, readable_span, shortened, spaced
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -221,7 +221,7 @@ def _group_row(group: GroupSnapshot) -> tuple[object, ...]:
 def _member_rows(group: GroupSnapshot) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for member in group.members:
-        age = "gone" if member.liveness.unseen_s is None else f"{member.liveness.unseen_s:.0f} s ago"
+        age = "gone" if member.liveness.unseen_s is None else f"{readable_span(member.liveness.unseen_s)} ago"
         name = "(returned)" if member.name.startswith("~") else member.name
         rows.append((group.name, name, age, member.pending_entries))
     return rows

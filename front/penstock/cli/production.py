@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.views.production import CountRate, progress_record, rates_of
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console, ProgressBar, ProgressBars
@@ -90,7 +91,7 @@ class ProductionView:
         left_s = self._whole.left_s(look.samples, is_held_up=look.waiting > 0)
         waiting = f"{look.waiting} wait{'s' if look.waiting == 1 else ''} for space" if look.waiting else ""
         parts = (
-            f"{size(round(nbytes))}/s" if nbytes else "",
+            f"{readable_bytes(round(nbytes))}/s" if nbytes else "",
             waiting,
             f"{look.bad} bad" if look.bad else "",
             f"{duration(left_s)} left in all" if left_s is not None else "",
@@ -108,7 +109,7 @@ class ProductionView:
 def _note(epoch: EpochProgress, pace: CountRate, left_s: float | None) -> str:
     parts = (
         f"{pace.rates[0]:,.0f}/s" if pace.rates[0] else "",
-        size(epoch.nbytes) if epoch.nbytes else "",
+        readable_bytes(epoch.nbytes) if epoch.nbytes else "",
         f"{duration(left_s)} left" if left_s else "",
         f"{epoch.bad} bad" if epoch.bad else "",
     )
@@ -148,16 +149,6 @@ def summary_line(summary: ProductionSummary) -> str:
     bad = f"{summary.bad:,} of them bad" if summary.bad else "0 bad"
     before = f"{summary.made_before:,} of them made before, " if summary.made_before else ""
     return (
-        f"produced {epochs}: {summary.samples:,} samples, {bad}, {before}{size(summary.nbytes)} "
+        f"produced {epochs}: {summary.samples:,} samples, {bad}, {before}{readable_bytes(summary.nbytes)} "
         f"in {summary.seconds:.1f} s ({rate:,.0f} samples/s)"
     )
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes for people."""
-    value, unit = float(nbytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"

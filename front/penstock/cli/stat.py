@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, opened, whole_number
-from penstock_common.printable import readable_bytes
+from penstock_common.printable import listed, readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -147,8 +147,7 @@ def _ratios(result: dict[str, Any]) -> str:
 
 
 def _classes(classes: list[dict[str, Any]]) -> str:
-    shown = ", ".join(f"{_class(one)} {one['samples']}" for one in classes[:_CLASSES_SHOWN])
-    return shown + (f", and {len(classes) - _CLASSES_SHOWN} more" if len(classes) > _CLASSES_SHOWN else "")
+    return listed([f"{_class(one)} {one['samples']}" for one in classes], _CLASSES_SHOWN)
 
 
 def _class(one: dict[str, Any]) -> str:

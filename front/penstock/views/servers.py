@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_common.explain.snapshot import ServerSnapshot
-from penstock_common.printable import readable_bytes
+from penstock_common.printable import listed, readable_bytes
 from penstock_common.stream.servers.suitability import usable_bytes
 
 HEAD = ("server", "role", "partitions", "memory", "replicas", "replica lag")
@@ -52,7 +52,7 @@ def is_worth_showing(servers: Sequence[ServerSnapshot]) -> bool:
 def server_row(server: dict[str, Any]) -> tuple[object, ...]:
     """Return the row of a table under `HEAD`, from `server_json`."""
     numbers = server["partitions"]
-    shown = ", ".join(map(str, numbers[:SHOWN])) + (f" and {len(numbers) - SHOWN} more" if numbers[SHOWN:] else "")
+    shown = listed(numbers, SHOWN)
     if server["away"]:
         away = f"away for {server['away_s']:.0f} s" if server["away_s"] >= 1 else "away"
         return server["server"], away, shown, "", "", ""

@@ -25,6 +25,7 @@ from penstock.views.statistics import (
     real,
     split,
 )
+from penstock_common.printable import listed
 from penstock_common.wire.block import Column
 from penstock_common.wire.dtypes import BYTES, item_size
 from penstock_common.wire.spec import TensorSpec
@@ -275,7 +276,7 @@ def _classes(summary: TensorSummary, counts: Mapping[int, int], names: Sequence[
     if names and summary.samples >= ENOUGH_EACH * len(names):
         absent = [names[number] for number in range(len(names)) if number not in counts]
         if absent:
-            findings.append(f"{spec.name}: no sample of class {', '.join(map(repr, absent[:5]))} was seen")
+            findings.append(f"{spec.name}: no sample of class {listed([repr(name) for name in absent], 5)} was seen")
     if 2 <= len(counts) <= max(len(names), summary.samples // ENOUGH_EACH):
         most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
         if counts[most] >= IMBALANCE * counts[least]:

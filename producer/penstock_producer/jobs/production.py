@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError, StreamConflict
-from penstock_common.printable import printable, readable_bytes
+from penstock_common.printable import listed, printable, readable_bytes
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
@@ -459,10 +459,8 @@ class Production(AbstractContextManager["Production"]):
 
     def _tell_reopened(self, reopened: Mapping[int, list[int]]) -> None:
         for epoch, shards in reopened.items():
-            numbers = ", ".join(map(str, shards[:10])) + (f" and {len(shards) - 10} more" if len(shards) > 10 else "")
-            self._notify(
-                f"a server lost a part of epoch {epoch} of {self._plan.stream!r}: making shard {numbers} again"
-            )
+            name = self._plan.stream
+            self._notify(f"a server lost a part of epoch {epoch} of {name!r}: making shard {listed(shards, 10)} again")
 
     def _open_epochs(self, ahead: int, *, is_gated: bool = True) -> None:
         stream = self._writer.stream

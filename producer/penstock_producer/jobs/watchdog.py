@@ -21,6 +21,8 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
+from penstock_common.printable import readable_bytes
+
 SAMPLE_LIMIT_S = 300.0
 """The longest time that one sample may take. A longer one hangs, and its worker is replaced."""
 ENOUGH = 6
@@ -250,7 +252,7 @@ class WorkerWatchdog:
             self._kill(process, f"took its worker longer than {sample.limit_s:g} s (--sample-limit)")
         elif self._grown is not None:
             if sample == self._grown[0] and sample.offset is not None and now - self._grown[1] > GROWN_S:
-                self._kill(process, f"grew its worker beyond {_size(self._memory_bytes or 0)}")
+                self._kill(process, f"grew its worker beyond {readable_bytes(self._memory_bytes or 0)}")
         elif self._memory_bytes and now - self._looked >= LOOK_S and now - self._began >= RIPE_S:
             self._looked = now
             if process.pid and held_bytes(process.pid) > self._memory_bytes:
@@ -269,7 +271,7 @@ class WorkerWatchdog:
             weight = CRASHED if self._grown else HUNG
             return WorkerDeath(name, f"{who}: one sample {self._verdict}", True, sample.offset, self._verdict, weight)
         if self._grown:
-            return WorkerDeath(name, f"{who} held more than {_size(self._memory_bytes or 0)} of memory", False)
+            return WorkerDeath(name, f"{who} held more than {readable_bytes(self._memory_bytes or 0)} of memory", False)
         if code == 0 and sample.offset is None:
             return None
         weight = KILLED if code == -signal.SIGKILL else CRASHED
@@ -292,10 +294,6 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal has no name
         return f"signal {number}"
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

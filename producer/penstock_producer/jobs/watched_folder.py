@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable, SourceError, StreamConflict
+from penstock_common.printable import listed
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
@@ -110,8 +111,7 @@ SHOWN_EMPTY = 3
 
 def _named(paths: list[str]) -> str:
     """Return the first of some paths, and how many there are beyond them."""
-    more = len(paths) - SHOWN_EMPTY
-    return ", ".join(map(shown, paths[:SHOWN_EMPTY])) + (f" and {more} more" if more > 0 else "")
+    return listed([shown(path) for path in paths], SHOWN_EMPTY)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The report of an audit: counts of samples for each group and epoch, findings in words, and the verdict.
+"""The report of an audit: counts of samples, findings in words, what no replica confirmed, and the verdict.
 
 This file has values only. `judgement` fills them.
 """

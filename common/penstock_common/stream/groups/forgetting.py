@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import GroupBusy, GroupNotFound
+from penstock_common.printable import readable_span
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, is_script_error, run_script, server_ms
 from penstock_common.stream.groups.presence import GONE_AFTER, liveness_of
@@ -26,7 +27,7 @@ def refuse_living(client: Client, stream: Stream, group: str, advice: str, *, bu
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     members = liveness_of(rosters, server_ms(client, stream.partitions[0].roster))
     live = [
-        f"{member} (seen {liveness.unseen_s:.0f} s ago)"
+        f"{member} (seen {readable_span(liveness.unseen_s or 0)} ago)"
         for (name, member), liveness in sorted(members.items())
         if name == group and member != but and liveness.may_be_at_work
     ]

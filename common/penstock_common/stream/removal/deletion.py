@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
+from penstock_common.printable import readable_span
 from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Call, Client, run_script, run_scripts, server_ms
@@ -65,7 +66,7 @@ def users_of(client: Client, stream: Stream) -> list[str]:
         roster, now = load_roster(client, partition), server_ms(client, partition.roster)
         for (group, member), liveness in sorted(liveness_of([roster], now).items()):
             if liveness.may_be_at_work:
-                users.append(f"member {member} of group {group} (seen {_ago(liveness.unseen_ms or 0)})")
+                users.append(f"member {member} of group {group} (seen {readable_span(liveness.unseen_s or 0)} ago)")
         users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
         users += [f"a writer of epoch {epoch} that waits for space" for epoch, _ in roster.waiting]
     return [*dict.fromkeys([*users, *_writers(client, stream, server_ms(client, stream.keys.meta))])]
@@ -80,7 +81,7 @@ def _writers(client: Client, stream: Stream, now: int) -> list[str]:
             continue
         age = age_of_writing(client, stream, manifest, now)
         if age < ALIVE_MS:
-            users.append(f"a writer of epoch {epoch} (wrote {_ago(age)})")
+            users.append(f"a writer of epoch {epoch} (wrote {readable_span(age / 1000)} ago)")
     return users
 
 
@@ -88,10 +89,6 @@ def age_of_writing(client: Client, stream: Stream, manifest: Manifest, now: int)
     """Return the ms since an epoch was opened or written. ``now`` is the server's time."""
     newest = [last_given(client, partition, manifest.epoch).get(LAST, (0, 0)) for partition in stream.partitions]
     return now - max([manifest.created_ms, *(at_ms for at_ms, _ in newest)])
-
-
-def _ago(age_ms: int) -> str:
-    return f"{max(0, age_ms) / 1000:.0f} s ago"
 
 
 def require_keys(client: Client, name: str) -> None:
