@@ -211,6 +211,15 @@ class TestJoining:
         ranks = read_ranks(any_url, 3, 8, lease_s=6)
         assert interleaved(ranks) == [*range(200), *range(16)]
 
+    def test_a_live_rank_of_another_world_size_is_not_replaced_by_its_namesake(self, any_url: str) -> None:
+        """Two jobs of one group by mistake: both would train on the samples of the lowest position on."""
+        plan(any_url, [200])
+        with rank_of(any_url, 1, 2, lease_s=6) as alive:
+            busy = pytest.raises(GroupBusy, match="read by 2 ranks, of which rank-1 are alive; world_size=4")
+            with busy, rank_of(any_url, 1, 4, lease_s=6):
+                pass
+            assert len(take(alive, 2)) == 2
+
     def test_every_sample_is_acknowledged_once_over_world_sizes(self, any_url: str, any_client: Client) -> None:
         """Two ranks, then three, then one: the next samples always follow the lowest position."""
         plan(any_url, [150, 150], partitions=2)

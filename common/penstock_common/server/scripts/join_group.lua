@@ -71,9 +71,11 @@ local is_other, old = world > 0 and (record.world or world) ~= world, {}
 if is_other then -- the number of ranks may change once all old ones are gone
   local prefix, busy = 'm:' .. group .. ':', {'busy', record.world}
   for i = 1, #all, 2 do
-    if string.sub(all[i], 1, #prefix) == prefix and all[i] ~= prefix .. member then
-      old[#old + 1] = all[i]
-      if cjson.decode(all[i + 1]).seen > now - quiet_ms then busy[#busy + 1] = string.sub(all[i], #prefix + 1) end
+    if string.sub(all[i], 1, #prefix) == prefix then
+      local one, is_namesake = cjson.decode(all[i + 1]), all[i] == prefix .. member
+      if not is_namesake then old[#old + 1] = all[i] end
+      local is_self = is_namesake and one.inc == incarnation
+      if one.seen > now - quiet_ms and not is_self then busy[#busy + 1] = string.sub(all[i], #prefix + 1) end
     end
   end
   if #busy > 2 then return busy end
