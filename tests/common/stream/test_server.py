@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
+from penstock_common.stream.servers import embedded
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 
@@ -249,6 +250,32 @@ def test_an_append_only_server_has_its_data_after_a_restart(fresh_server: Server
         ):
             assert client.xlen("feed") == 1
             assert again.port == first.port
+
+
+def test_a_folder_of_an_append_only_file_is_that_of_one_server(
+    fresh_server: ServerFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers write over each other's file: after a restart, every confirmed sample of one of them is gone."""
+    monkeypatch.setattr(embedded, "_AOF_GRACE_S", 0.3)
+    with fresh_server(appendonly=True, directory=tmp_path) as first:
+        for port in (None, embedded._free_port()):
+            with pytest.raises(ServerUnsuitable, match=rf"another server keeps .* in {tmp_path}.*: use that one, stop"):
+                fresh_server(appendonly=True, directory=tmp_path, port=port)
+        first.kill()  # the lock is the server's, not its owner's
+        with fresh_server(appendonly=True, directory=tmp_path) as second:
+            assert second.is_running
+
+
+def test_a_server_waits_for_the_end_of_the_one_before(fresh_server: ServerFactory, tmp_path: Path) -> None:
+    """A supervisor starts the next server while the one before writes its last second."""
+    first = fresh_server(appendonly=True, directory=tmp_path)
+    with redis.Redis.from_url(first.url) as client:
+        client.xadd("feed", {"x": "1"})
+    closing = threading.Timer(0.5, first.close)
+    closing.start()
+    with fresh_server(appendonly=True, directory=tmp_path) as second, redis.Redis.from_url(second.url) as client:
+        assert client.xlen("feed") == 1
+    closing.join()
 
 
 def test_kill_ends_the_server_at_once_and_close_still_tidies_up(fresh_server: ServerFactory) -> None:

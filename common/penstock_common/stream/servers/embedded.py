@@ -7,6 +7,7 @@ executable. `watcher` ends the server with its owner.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import importlib.util
 import os
@@ -71,6 +72,10 @@ _START_S = 20.0
 """The longest silence of a server at its start. One that reports that it loads its append-only file has more time."""
 _AOF_GRACE_S = 10.0
 """The time that a server with an append-only file has for its end, before the watcher kills it."""
+_LOCK_FILE = "server.lock"
+"""The file by which a server holds the folder of its append-only file."""
+_LOCK_EVERY_S = 0.05
+"""The pause between two tries to lock it."""
 _PROBE_S = 1.0
 """The longest wait for one answer at the start. Then the silence is reported, and the server asked again."""
 _LONGEST_ANSWER = 1024
@@ -107,7 +112,8 @@ class EmbeddedServer:
             ``loglevel`` another user who holds the port at the start receives the password.
 
     Raises:
-        ServerUnsuitable: No executable was found, or it refuses its settings, or ``directory`` cannot be used.
+        ServerUnsuitable: No executable was found, or it refuses its settings, or ``directory`` cannot be used. Or
+            another server keeps its append-only file there.
         ServerUnavailable: The port is taken, or the server gives no answer.
 
     Example:
@@ -131,6 +137,8 @@ class EmbeddedServer:
         self._owner = os.getpid()
         self._grace_s = _AOF_GRACE_S if appendonly else 0.0
         self._watcher: subprocess.Popen[bytes] | None = None
+        self._inherited: tuple[int, ...] = ()
+        """The lock on the folder of the append-only file, which the server inherits and holds until its end."""
         self._home = Path(tempfile.mkdtemp(prefix="penstock-server-"))
         data = Path(directory).absolute() if directory is not None else self._home
         self.password = ""
@@ -140,6 +148,7 @@ class EmbeddedServer:
             if kept is not None:
                 _require_own(kept)
                 if port is None or _is_free(port):  # else a server may be writing the file
+                    self._inherited = (_lock(kept),)
                     cut_open_transaction(kept)
             self.password = extra.get("requirepass", _choose_password(kept) if password is None else password)
             settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
@@ -147,6 +156,9 @@ class EmbeddedServer:
         except BaseException:
             self.close()
             raise
+        finally:
+            for descriptor in self._inherited:
+                os.close(descriptor)
 
     port: int
     pid: int
@@ -256,6 +268,7 @@ class EmbeddedServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                pass_fds=self._inherited,
                 umask=0o077,  # its files hold samples and, after CONFIG REWRITE, the password
                 start_new_session=True,  # a terminal's Ctrl-C must not end it before its owner ends it
             )
@@ -362,6 +375,32 @@ def _require_own(data: Path) -> None:
     for name in _AOF_NAMES:
         with contextlib.suppress(FileNotFoundError):
             (data / name).chmod(0o700 if (data / name).is_dir() else 0o600)
+
+
+def _lock(folder: Path) -> int:
+    """Return a descriptor that locks the folder of an append-only file. Two servers would write over each other's.
+
+    Waits for a server that is about to end. Raises ServerUnsuitable if one runs on.
+    """
+    try:
+        descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ServerUnsuitable(f"cannot lock {folder} for one server: {error.strerror}; name a folder") from None
+    deadline, wait = time.monotonic() + _AOF_GRACE_S, Wait()
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    why = f"another server keeps its append-only file in {folder}, and is still running"
+                    raise ServerUnsuitable(f"{why}: use that one, stop it, or name another folder") from None
+            wait.because("folder", lambda: f"another server, which keeps its append-only file in {folder}, to end")
+            time.sleep(_LOCK_EVERY_S)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _choose_password(folder: Path | None) -> str:
