@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import redis
 
-from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, ReplayTruncated, StreamNotFound
+from penstock_common.errors import (
+    BadEntry,
+    EpochIncomplete,
+    EpochNotFound,
+    ReplayTruncated,
+    ShardMismatch,
+    StreamNotFound,
+)
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.streams import set_field, set_plan
@@ -138,6 +146,25 @@ def test_a_replay_is_what_a_group_was_given(any_url: str) -> None:
             for identity, row in zip(batch.identities(), batch["x"], strict=True):
                 assert np.array_equal(given.pop(identity), row)
     assert not given
+
+
+def test_samples_behind_the_end_of_a_closed_epoch_are_no_part_of_it(any_url: str, any_client: Client) -> None:
+    """A second writer of the same epoch goes on after the first one closed it. The epoch must stay readable."""
+    quiet = Tuning(notify=lambda _: None)
+    spec = {"x": ("int32", ())}
+    with Writer("t", url=any_url, spec=spec, tuning=quiet) as one, Writer("t", url=any_url, tuning=quiet) as other:
+        first, second = one.epoch(0), other.epoch(0)
+        first.write_batch({"x": np.arange(50, dtype=np.int32)})
+        first.flush()
+        second.write({"x": 1000})
+        first.close()
+        second.write_batch({"x": np.arange(1001, 1050, dtype=np.int32)})
+        with pytest.raises(ShardMismatch, match=r"another writer of the epoch or .* closed"):
+            second.close()
+    with Replay("t", epoch=0, batch_size=8, url=any_url, tuning=quiet) as replay:
+        assert np.concatenate([batch["x"] for batch in replay]).tolist() == list(range(50))
+    audit = audit_stream(any_client, "t")
+    assert [one for one in audit.findings if "offsets 50-99 came after the epoch was closed, and nobody reads" in one]
 
 
 def test_a_replay_goes_on_beside_production(any_url: str) -> None:

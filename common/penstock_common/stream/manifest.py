@@ -513,8 +513,9 @@ def change_manifest(
             ) from None
         if (closed := _CLOSED.search(str(error))) is not None:
             raise ShardMismatch(
-                f"{closed[1]} of epoch {number} of {stream.name!r}, because `penstock epochs close` came before its "
-                "writer had stopped; what it wrote after those is not part of the epoch: write it into the next one"
+                f"{closed[1]} of epoch {number} of {stream.name!r}, because another writer of the epoch or `penstock "
+                "epochs close` closed it before this writer had stopped; what it wrote after those is not part of the "
+                "epoch: write it into the next one"
             ) from None
         raise
 

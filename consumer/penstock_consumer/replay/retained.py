@@ -52,18 +52,18 @@ class RetainedEpoch:
     def records(self) -> Iterator[tuple[int, IndexRecord]]:
         """Yield (shard, index record) of all shards, in canonical order. Raises ReplayTruncated if one is missing."""
         for shard in self.manifest.shards():
-            partition, end = self.stream.partition_of(shard), 0
+            partition, end, size = self.stream.partition_of(shard), 0, self.manifest.shard_size(shard)
             for record in index_records(self._client, partition, self.epoch, shard):
+                if record.first >= size:  # of a writer that went on after the epoch was closed
+                    break
                 if record.first != end:
                     raise ReplayTruncated(
                         f"shard {shard} of epoch {self.epoch} has no record of offsets {end}-{record.first - 1}"
                     )
                 end = record.end
                 yield shard, record
-            if end != self.manifest.shard_size(shard):
-                raise ReplayTruncated(
-                    f"shard {shard} of epoch {self.epoch} ends at {end}, planned are {self.manifest.shard_size(shard)}"
-                )
+            if end != size:
+                raise ReplayTruncated(f"shard {shard} of epoch {self.epoch} ends at {end}, planned are {size}")
 
     def truncated(self, record: IndexRecord) -> ReplayTruncated:
         """Return the error for an entry that was removed.

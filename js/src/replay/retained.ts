@@ -62,7 +62,9 @@ export class RetainedEpoch {
     const { epoch } = this.manifest;
     for (let shard = 0; shard < shardCount(this.manifest); shard += 1) {
       let end = 0;
+      const size = shardSize(this.manifest, shard);
       for await (const record of indexRecords(server, partitionOf(this.#stream, shard), epoch, shard)) {
+        if (record.first >= size) break; // of a writer that went on after the epoch was closed
         if (record.first !== end) {
           throw new ReplayTruncated(
             `shard ${shard} of epoch ${epoch} has no record of offsets ${end}-${record.first - 1}`,
@@ -71,7 +73,6 @@ export class RetainedEpoch {
         end = record.end;
         yield { shard, record };
       }
-      const size = shardSize(this.manifest, shard);
       if (end !== size) {
         throw new ReplayTruncated(`shard ${shard} of epoch ${epoch} ends at ${end}, planned are ${size}`);
       }

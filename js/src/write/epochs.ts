@@ -249,8 +249,9 @@ async function progress(
     const [, closed] = (error instanceof ReplyError && CLOSED.exec(error.message)) || [];
     if (closed !== undefined) {
       throw new ShardMismatch(
-        `${closed} of epoch ${epoch} of '${stream.name}', because \`penstock epochs close\` came before its writer had ` +
-          "stopped; what it wrote after those is not part of the epoch: write it into the next one",
+        `${closed} of epoch ${epoch} of '${stream.name}', because another writer of the epoch or \`penstock epochs ` +
+          "close` closed it before this writer had stopped; what it wrote after those is not part of the epoch: write it " +
+          "into the next one",
       );
     }
     if (!isScriptError(error, "epoch has another manifest")) throw error;

@@ -175,7 +175,8 @@ class _PartitionJudgement:
         strays = self._strays.get(shard, [])  # an open epoch's shard that lost its index has them beyond its end
         length = max(planned, end, *(int(span.offsets[-1]) + 1 for span in strays if len(span.offsets)))
         if end > planned:
-            self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}")
+            late = f"offsets {planned}-{end - 1} came after the epoch was closed, and nobody reads them"
+            self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}: {late}")
         writers = sorted({record.writer for record in records if record.writer})
         if len(writers) > 1:
             named = ", ".join(writers[:RANGES_NAMED])
