@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.errors import EpochIncomplete, PenstockError, SampleError
+from penstock.__main__ import main
+from penstock_common.errors import EpochIncomplete, PenstockError, ReplayTruncated, SampleError
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.mending.drop import drop_bad
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
@@ -147,6 +149,25 @@ def test_a_compressed_epoch_is_repaired_as_it_was(any_url: str, any_client: redi
     repaired_metas = [meta for meta in metas if b'"repair":true' in meta]
     assert len(repaired_metas) >= 2
     assert all(b'"compression":{"x":"zstd"}' in meta for meta in metas)
+
+
+def test_what_every_group_goes_on_without_can_still_be_made_again(
+    url: str, client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replay or a new group needs it. The audit said that nothing is missing, and the repair made nothing."""
+    produce(url)
+    before = replay(url)
+    join(client, "g")
+    lost = lose_entry(client, 1, 2)
+    assert drop_bad(client, stream_of(client), 0, group=None, reason="goes on")
+    assert (audit(url).is_clean, main(["audit", "t", "--url", url])) == (True, 0)
+    assert f"{len(lost)} samples are missing. Every group goes on without them; a new" in capsys.readouterr().out
+    with pytest.raises(ReplayTruncated, match="--repair SOURCE"):
+        replay(url)
+    assert repair(url, Numbers()).made == len(lost)
+    assert (audit(url).findings, replay(url)) == ([], before)
+    assert main(["audit", "t", "--url", url]) == 0
+    assert "are missing" not in capsys.readouterr().out
 
 
 def test_a_group_that_was_told_of_a_gap_ends_its_epoch_after_the_repair(url: str, client: redis.Redis) -> None:

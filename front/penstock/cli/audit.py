@@ -158,6 +158,11 @@ def _remarks(epoch: EpochAudit) -> Iterator[str]:
     for name, group in epoch.groups.items():
         if group.given_up:
             yield f"group {name}: of the dead, {group.given_up} were given up by an operator"
+    if epoch.is_clean and (absent := sum(one.end - one.first - len(one.holes) for one in epoch.missing)):
+        yield (
+            f"{absent} samples are missing. Every group goes on without them; a new group or a replay cannot, so "
+            "--repair SOURCE makes them again"
+        )
     for loss in epoch.made_again:
         yield f"the server had lost {loss}; they were made again"
 

@@ -187,8 +187,8 @@ class _PartitionJudgement:
         given_up = self._given_up(shard, length)
         covered = self._check_tiling(shard, records, given_up)
         if self._manifest.state == PRODUCED or shard in self._manifest.done:
-            absent = ~(covered | given_up)[:planned]
-            self._name(f"shard {shard}: never committed", absent)
+            absent = ~covered[:planned]
+            self._name(f"shard {shard}: never committed", absent & ~given_up[:planned])
             for first, end in runs(np.flatnonzero(absent)):
                 self._audit.missing.extend(self._gap(shard, first, end))
         holes = np.zeros(length, dtype=bool)
@@ -251,9 +251,9 @@ class _PartitionJudgement:
         if is_gone or (not is_there and not self._is_rightly_trimmed(shard, record)):
             if held is None:
                 self._missing.append((shard, record))
+            self._audit.missing.append(lost)
             if self._given_up(shard, record.end)[offsets].all():
                 return _Span(record.entry_id, offsets, is_there)
-            self._audit.missing.append(lost)
             name = f"entry {record.entry_id.decode()} ({_identity(shard, record)})"
             if held is not None:
                 self._find(f"{name} has no payload any more: {held.problem}")
@@ -261,7 +261,7 @@ class _PartitionJudgement:
                 self._find(f"{name} is in the index and not in the stream: it was deleted, and not by retention")
         elif not is_there:
             self._audit.count(trimmed=1)
-        elif held is not None and held.is_damaged and not self._given_up(shard, record.end)[offsets].all():
+        elif held is not None and held.is_damaged:
             self._audit.missing.append(lost)  # `_check_header` names it
         return _Span(record.entry_id, offsets, is_there)
 
