@@ -229,13 +229,10 @@ def parser_of(name: str) -> Parser:
     return parser
 
 
-def add_url(parser: argparse._ActionsContainer) -> None:
-    """Add ``--url``; read it with ``url_of``."""
-    parser.add_argument(
-        "--url",
-        type=SERVER_URL,
-        help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
-    )
+def add_url(parser: argparse._ActionsContainer, private: str = "") -> None:
+    """Add ``--url``; read it with ``url_of``. ``private`` says which command has a private server without it."""
+    default = f"PENSTOCK_URL, else {private}your `penstock server`, else localhost:6379"
+    parser.add_argument("--url", type=SERVER_URL, help=f"the streams' server (default: {default})")
 
 
 def add_jobs(parser: argparse._ActionsContainer) -> None:

@@ -212,7 +212,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         help="of blocks: zstd or blosc2, x=zstd,mask=blosc2 for some tensors, or none (default: the stream's)",
     )
     add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
-    add_url(production)
+    add_url(production, "a private one for `penstock run`, else ")
     add_queue(parser)
 
 
