@@ -150,7 +150,8 @@ def test_a_replay_is_what_a_group_was_given(any_url: str) -> None:
 
 def test_samples_behind_the_end_of_a_closed_epoch_are_no_part_of_it(any_url: str, any_client: Client) -> None:
     """A second writer of the same epoch goes on after the first one closed it. The epoch must stay readable."""
-    quiet = Tuning(notify=lambda _: None)
+    said: list[str] = []
+    quiet = Tuning(notify=said.append)
     spec = {"x": ("int32", ())}
     with Writer("t", url=any_url, spec=spec, tuning=quiet) as one, Writer("t", url=any_url, tuning=quiet) as other:
         first, second = one.epoch(0), other.epoch(0)
@@ -163,6 +164,7 @@ def test_samples_behind_the_end_of_a_closed_epoch_are_no_part_of_it(any_url: str
             second.close()
     with Replay("t", epoch=0, batch_size=8, url=any_url, tuning=quiet) as replay:
         assert np.concatenate([batch["x"] for batch in replay]).tolist() == list(range(50))
+    assert not [line for line in said if "stays open" in line]
     audit = audit_stream(any_client, "t")
     assert [one for one in audit.findings if "offsets 50-99 came after the epoch was closed, and nobody reads" in one]
 

@@ -343,7 +343,11 @@ class ShardWriter:
                 f"shard {self._shard} was closed after {self.position} samples, its manifest plans {self._size}: "
                 "write or quarantine every one"
             )
-        self._finish(self.position)
+        try:
+            self._finish(self.position)
+        except ShardMismatch:
+            self.has_failed = True
+            raise
         self._committer.finish()
         self._is_ended = self._is_closed = True
         self._limit = self.position
