@@ -395,12 +395,6 @@ class Lengthless:
 class Passing(Answering):
     """Base of objects that give batches to a loop, and are neither sequences nor iterators."""
 
-    def __aiter__(self) -> NoReturn:
-        raise TypeError(
-            f"{an(self)} reads ahead in a thread of its own and has no async form: write `for batch in loader`; in a "
-            "coroutine, batches = iter(loader) once, then await asyncio.to_thread(next, batches, None)"
-        )
-
     def __array__(self, *_: object, **__: object) -> NoReturn:
         """Refuse a conversion to an array, which numpy and the ``fit`` of Keras try."""
         raise TypeError(f"{an(self)} is no array, it gives batches: `for batch in loader`; {FIT}")

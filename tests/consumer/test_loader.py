@@ -328,6 +328,14 @@ class TestMemory:
                     assert value.flags.writeable
 
 
+def test_the_progress_bar_of_notebooks_takes_a_loader(any_url: str) -> None:
+    """`tqdm.auto` prefers the asynchronous form of what has one, and failed at the first batch."""
+    progress = pytest.importorskip("tqdm.asyncio")
+    produce(any_url, "t", 20)
+    with loader_of(any_url) as loader:
+        assert sum(batch.size for batch in progress.tqdm(loader, disable=True)) == 20
+
+
 def test_a_loader_that_is_closed_while_it_waits_for_its_stream_ends(any_url: str, any_client: Client) -> None:
     """A program that gives up waiting closes its loader in another thread, and the wait went on for a minute."""
     loader, ended = Loader("train", group="g", batch_size=4, url=any_url), threading.Event()

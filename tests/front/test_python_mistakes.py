@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import operator
 import pickle
 import subprocess
@@ -78,12 +77,6 @@ class Unsized:
 def loader_unread() -> Any:
     """Return a loader that asks no server."""
     return penstock.Loader.__new__(penstock.Loader)
-
-
-async def awaited(loader: Any) -> None:
-    """Read the loader as an asynchronous source is read."""
-    async for _ in loader:
-        break
 
 
 def unpacked(batch: Any) -> Any:
@@ -370,11 +363,6 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         lambda s: s.loader.view().batch(4),
         AttributeError,
         "a View has no attribute 'batch': its batches are of the loa",
-    ),
-    (
-        lambda s: asyncio.run(awaited(s.loader)),
-        TypeError,
-        "in a coroutine, batches = iter(loader) once, then await asy",
     ),
     (lambda s: s.loader.ack(s.batch), AttributeError, "no attribute 'ack': write loader.acknowledge(batch), with Load"),
     (lambda s: s.loader.chekpointed(), AttributeError, "no attribute 'chekpointed'; did you mean 'checkpointed'?"),
