@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from penstock_common.errors import PenstockError, WaitTimeout
+from penstock_common.errors import PenstockError, StreamConflict, WaitTimeout
 from penstock_common.hints import Answering, an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
@@ -46,7 +47,7 @@ class BackgroundProduction(Answering):
 
     def __init__(self, loop: Loop, stream: str, tokens: list[str], notify: Notify) -> None:
         self._loop, self._stream, self._tokens, self._notify = loop, stream, tokens, notify
-        self._stopping = threading.Event()
+        self._stopping, self._ended = threading.Event(), threading.Event()
         self._is_left = False
         """Whether the program continues without the production, or ends, and `stop` was not called."""
         self._error: BaseException | None = None
@@ -65,7 +66,7 @@ class BackgroundProduction(Answering):
     @property
     def is_done(self) -> bool:
         """Tell whether it has ended, with or without an error."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> ProductionSummary:
         """Wait until all epochs are produced.
@@ -80,8 +81,8 @@ class BackgroundProduction(Answering):
             WaitTimeout: the production still runs after this time.
             PenstockError: `stop` ended the production. Any other error that ended it is raised as it was.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        # not join(): Python 3.11 takes a thread for ended once Ctrl-C interrupted a join
+        if not self._ended.wait(timeout_s):
             raise WaitTimeout(f"not produced after {timeout_s} s: {self.progress.waits or 'still at work'}")
         if self._error is not None:
             raise self._error
@@ -95,7 +96,11 @@ class BackgroundProduction(Answering):
         An unfinished epoch is abandoned, so that its trainers end.
         """
         self._stopping.set()
-        self._thread.join()
+        self._ended.wait()
+
+    def __repr__(self) -> str:
+        state, progress = "ended" if self.is_done else "running", self.progress
+        return f"<production of {self._stream!r}, {state}: {progress.done} of {progress.samples or 'its'} samples>"
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +113,7 @@ class BackgroundProduction(Answering):
         """Stop, in bounded time, a production that the program did not wait for."""
         self._is_left = True
         self._stopping.set()
-        self._thread.join(END_S)
+        self._ended.wait(END_S)
 
     def _run(self) -> None:
         try:
@@ -132,6 +137,7 @@ class BackgroundProduction(Answering):
             atexit.unregister(self._end_with_program)
             for token in self._tokens:
                 forget(token)
+            self._ended.set()
 
     def _tell_stopped(self) -> None:
         """Say what is missing, because a script that forgot to wait gets a part of its samples and no error."""
@@ -141,6 +147,10 @@ class BackgroundProduction(Answering):
                 f"the production of {self._stream!r} was stopped at {done} of {planned or 'its'} samples: call its "
                 "wait() before the program or the `with` block ends, or write produce(..., wait=True)"
             )
+
+
+_RUNNING: weakref.WeakValueDictionary[tuple[str, str], BackgroundProduction] = weakref.WeakValueDictionary()
+"""(server, stream) -> the last production of this process. Its thread refers to it while it runs."""
 
 
 @takes_old_names
@@ -170,7 +180,7 @@ def produce(
         epochs: how many epochs are produced.
         url: the server's address. None means the one in the environment.
         spec: the tensors' dtypes and shapes. None means that the first sample decides.
-        wait: whether the call returns only after everything is produced.
+        wait: whether the call returns only after everything is produced. If it is interrupted, the production stops.
         tuning: rarely changed options: shuffle, seed, block_transform, block_samples, shard_samples, budget_bytes,
             retention, durability, compression, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
 
@@ -178,6 +188,7 @@ def produce(
         The production, which continues in the background unless ``wait`` is true.
 
     Raises:
+        StreamConflict: an earlier production of this process, or another program, is making epochs of the stream.
         PenstockError: the source or an option is wrong, or the production failed while the call waited.
 
     Example:
@@ -209,6 +220,11 @@ def produce(
     block_transform = next(functions) if callable(block_transform) else block_transform
     settings = Settings.from_environment()
     url = url or settings.url
+    if (running := _RUNNING.get((url, stream))) is not None and not running.is_done:
+        raise StreamConflict(
+            f"this process has a {running!r}, and two would open the same epochs: wait() for that one, stop() it, or "
+            "name another stream"
+        )
     options = WorkerOptions(
         url=url, queue_url=settings.named_queue_url or url, queue=f"penstock-{secrets.token_hex(4)}",
         memory_bytes=tuning.worker_memory_bytes,
@@ -227,9 +243,13 @@ def produce(
         for token in tokens:
             forget(token)
         raise
-    production = BackgroundProduction(loop, stream, tokens, notify)
+    production = _RUNNING[url, stream] = BackgroundProduction(loop, stream, tokens, notify)
     if wait:
-        production.wait()
+        try:
+            production.wait()
+        except BaseException:  # Ctrl-C: nobody has the object that could stop it later
+            production.stop()
+            raise
     return production
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_common.errors import PenstockError, WaitTimeout
+from penstock_common.errors import PenstockError, StreamConflict, WaitTimeout
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
@@ -162,6 +165,39 @@ def _has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_a_cell_that_runs_twice_is_told_of_the_production_that_is_at_work(any_url: str) -> None:
+    """Both planned the same epochs, one of them failed, and trainers waited for ever."""
+
+    def slow(number: int) -> dict[str, object]:
+        time.sleep(0.02)
+        return {"n": number}
+
+    with penstock.produce(range(400), transform=slow, url=any_url, epochs=3) as first:
+        for _ in range(2):
+            with pytest.raises(StreamConflict, match=r"<production of 'train', running: .*wait\(\) for that"):
+                penstock.produce(range(400), transform=slow, url=any_url, epochs=3)
+        penstock.produce(range(4), transform=slow, url=any_url, stream="other", wait=True)
+        first.stop()
+        penstock.produce(range(4), transform=slow, url=any_url, wait=True)
+    assert repr(first).startswith("<production of 'train', ended: ")
+
+
+def test_an_interrupted_wait_ends_the_workers(any_url: str) -> None:
+    """Nobody has the object, so workers made all epochs behind the back of the notebook."""
+
+    def slow(number: int) -> dict[str, object]:
+        time.sleep(0.05)
+        return {"n": number}
+
+    interrupt = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        penstock.produce(range(4000), transform=slow, url=any_url, wait=True)
+    interrupt.join()
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-produce"]
 
 
 def test_the_same_command_in_two_terminals_makes_an_epoch_once_and_both_end_well(any_url: str, tmp_path: Path) -> None:

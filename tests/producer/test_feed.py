@@ -150,7 +150,7 @@ class TestFeed:
         self, any_url: str, any_client: Client, is_feed: bool
     ) -> None:
         """Readers take later samples for damage, and the writer ended without a word."""
-        said = r"shard 0 ended with 2 samples of epoch 0 of 't', because .*`penstock epochs close` closed it before.*the next one"
+        said = r"shard 0 ended with 2 samples of epoch 0 of 't', because .*`penstock epochs close` closed it.*next one"
         with pytest.raises(ShardMismatch, match=said), writer_of(any_url, spec=SPEC, block_bytes=1) as writer:
             target = writer if is_feed else writer.epoch()
             for number in range(2):

@@ -20,8 +20,9 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.streams import Stream, load_stream
+from penstock_common.stream.streams import Stream, load_stream, read_counters
 from penstock_producer.jobs.allowlist import ANYTHING
+from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
@@ -153,6 +154,47 @@ def test_a_production_refuses_an_epoch_that_another_began_with_other_samples(any
     assert sorted(int(sample["x"][0]) for sample in read_epoch(any_url, stream_name="digits").values()) == list(
         range(120)
     )
+
+
+def test_a_production_whose_number_is_taken_leaves_the_plan_to_the_other(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainers waited for ever for epochs that it had announced, or in the one that it had open."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    first = Production(numbers(epochs=3), options, workers=1)
+    second = Production(numbers(seed=7, epochs=5), options, workers=0)
+    with first:
+        looks = first.run()
+        next(looks)
+        with second, pytest.raises(StreamConflict):
+            next(second.run())
+        stream = load_stream(any_client, "digits")
+        assert read_counters(any_client, stream)[1] == 3
+        monkeypatch.setattr(Dispatcher, "is_at_work", lambda *_: False)  # it looks as the first worker starts
+        third = Production(numbers(seed=8, epochs=2), options, workers=0)
+        with third:
+            next(third.run())
+            assert (third.epochs, read_counters(any_client, stream)[1]) == ((2, 3), 4)
+            with pytest.raises(StreamConflict, match="epoch 2 of 'digits' belongs to another production"):
+                list(looks)
+        states = retained_epochs(any_client, stream)
+    assert {epoch: states[epoch] in ("produced", "abandoned") for epoch in (0, 1)} == {0: True, 1: True}
+    assert read_counters(any_client, stream)[1] == 4
+
+
+def test_a_production_is_refused_while_another_has_more_epochs_to_make(any_url: str) -> None:
+    """Both would open the same number later, and one of them would fail in the middle."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    slow = DatasetConfig(name="tests.producer.made:numbers", transform="tests.producer.made:slowly")
+    with Production(numbers(source=slow, epochs=4), options, workers=1) as first:
+        looks = first.run()
+        next(looks)
+        while not first._dispatcher.is_at_work(first._in_work()[0].manifest.id):
+            next(looks)
+        following = max(run.manifest.epoch for run in first._in_work()) + 1
+        said = f"another production is making epoch 0 of 'digits', and will make epoch {following}: wait for its end"
+        with pytest.raises(StreamConflict, match=said):
+            Production(numbers(), options, workers=0)
 
 
 def test_a_production_refuses_an_epoch_that_a_feed_began(any_url: str) -> None:

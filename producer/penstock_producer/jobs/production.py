@@ -230,6 +230,8 @@ class Production(AbstractContextManager["Production"]):
             made = ids_of_source(self._client, stream, fingerprint, plan.seed)
             self._tell_reopened(reopen_lost(self._client, stream, made))
         self._todo, earlier = find_epochs(self._client, stream, fingerprint, plan)
+        self._final_before: int | None = None
+        """The end that was announced before this run announced its own."""
         self._tell_of_others(stream)
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
@@ -259,9 +261,18 @@ class Production(AbstractContextManager["Production"]):
         self._notify(f"{going}, which an earlier run left unfinished{stays if kept and is_code else ''}")
 
     def _tell_of_others(self, stream: Stream) -> None:
-        """Name the epochs that this run does not complete, because another source or seed began them."""
+        """Name the epochs that this run does not complete, because another source or seed began them.
+
+        Raises StreamConflict if their production is at work, and will open an epoch that this run would open, too.
+        """
+        final = read_counters(self._client, stream)[1] or 0
         for manifest in unfinished_of_others(self._client, stream, self._planned.fingerprint, self._plan.seed):
             done, epoch = sum(manifest.done.values()), manifest.epoch
+            if self._todo and self._todo[0] < final and self._dispatcher.is_at_work(manifest.id):
+                raise StreamConflict(
+                    f"another production is making epoch {epoch} of {stream.name!r}, and will make epoch "
+                    f"{self._todo[0]}: wait for its end, stop it, or write another stream"
+                )
             of = "" if manifest.samples is None else f" of {manifest.samples:,}"
             self._notify(
                 f"epoch {epoch} of {stream.name!r} is unfinished, {done:,}{of} samples of whole shards, and began "
@@ -302,9 +313,12 @@ class Production(AbstractContextManager["Production"]):
                     outage.bear(error)
         except ServerUnavailable as error:
             raise advise(error) from error.__cause__
-        except EpochFailed:
+        except (EpochFailed, StreamConflict) as failure:
             try:
-                self.abandon()
+                if isinstance(failure, StreamConflict):
+                    self._give_way()
+                else:
+                    self.abandon()
             except PenstockError as error:
                 self._notify(f"what is unfinished could not be abandoned: {error}")
             self.tell_of_kept_budget()
@@ -326,9 +340,15 @@ class Production(AbstractContextManager["Production"]):
 
     def _announce(self) -> None:
         """Tell trainers which epoch is the last, or that it is not known."""
-        final = None if self._plan.is_endless else self.epochs[-1] + 1
-        if final != read_counters(self._client, self._writer.stream)[1]:
+        final, before = self._final, read_counters(self._client, self._writer.stream)[1]
+        if final != before:
+            self._final_before = before
             set_plan(self._client, self._writer.stream, final)
+
+    @property
+    def _final(self) -> int | None:
+        """The number behind the last epoch, or None if it is not known."""
+        return None if self._plan.is_endless else self.epochs[-1] + 1
 
     def summary(self) -> ProductionSummary:
         """Return what was made, after `run`."""
@@ -345,14 +365,23 @@ class Production(AbstractContextManager["Production"]):
             made_before=sum(run.made_before for run in finished),
         )
 
+    def _give_way(self) -> None:
+        """Leave the next epoch, and those behind it, to the production that has its number. Abandon what is open."""
+        self._abandon_open()
+        if self._todo and self._final == read_counters(self._client, self._writer.stream)[1]:
+            set_plan(self._client, self._writer.stream, max(self._final_before or 0, self._todo[0] + 1))
+
     def abandon(self) -> None:
         """Declare that what is unfinished will not come, so that trainers end."""
+        self._abandon_open()
+        if not self._plan.is_endless:
+            set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
+
+    def _abandon_open(self) -> None:
         states = retained_epochs(self._client, self._writer.stream)
         for epoch, run in self._runs.items():
             if states.get(epoch) not in (PRODUCED, ABANDONED, None):
                 abandon_epoch(self._client, self._writer.stream, epoch, run.manifest.id)
-        if not self._plan.is_endless:
-            set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
 
     def close(self) -> None:
         """End the workers, and remove unfinished jobs from the queue.
