@@ -226,6 +226,7 @@ class TestStart:
             with loader_of(any_url, f"trial-{trial}", notify=said.append):
                 pass
         assert said[-1].startswith("new group 'trial-5' (there are: trial-2, trial-3, trial-4 and 2 more); it starts")
+        assert not [line for line in said if "Did you mean" in line]
 
     @pytest.mark.parametrize("order", [None, "canonical"])
     def test_a_group_that_may_not_be_made_is_refused(

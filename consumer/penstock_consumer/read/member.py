@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -400,7 +401,8 @@ def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
     from difflib import get_close_matches  # imported only with the notice
 
     names = list(others)
-    meant = near(group, names)
+    stems = {re.sub(r"\d+", "", name) for name in names}
+    meant = "" if re.sub(r"\d+", "", group) in stems else near(group, names)  # the trials of a sweep have numbers
     nearest = sorted(get_close_matches(group, names, NAMED, cutoff=0))
     there = listed([*nearest, *(name for name in names if name not in nearest)], NAMED)
     question = f". Did you mean {meant!r}?" if meant else ""
