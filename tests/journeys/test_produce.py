@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -198,6 +200,31 @@ def test_an_interrupted_wait_ends_the_workers(any_url: str) -> None:
     interrupt.join()
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock-produce"]
+
+
+_SLOW_FIRST = """
+import sys, time, penstock
+def slow(number):
+    print("making", flush=True)
+    time.sleep(60)
+try:
+    penstock.produce(range(4), transform=slow, url=sys.argv[1], wait=True)
+except KeyboardInterrupt:
+    print("interrupted", multiprocessing.active_children(), flush=True)
+"""
+
+
+def test_an_interrupted_first_sample_says_nothing_and_ends_its_process(any_url: str) -> None:
+    """A kernel's interrupt reaches all of its processes, and each printed a traceback."""
+    code = f"import multiprocessing\n{_SLOW_FIRST}"
+    program = subprocess.Popen(
+        [sys.executable, "-c", code, any_url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"making\n"
+    os.killpg(program.pid, signal.SIGINT)
+    out, err = program.communicate(timeout=20)
+    assert (out, b"Traceback" in err, program.returncode) == (b"interrupted []\n", False, 0)
 
 
 def test_the_same_command_in_two_terminals_makes_an_epoch_once_and_both_end_well(any_url: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Workers find out which samples are always bad. Here they are only skipped.
 from __future__ import annotations
 
 import json
+import signal
 import time
 from functools import partial
 from multiprocessing import Pipe
@@ -40,7 +41,11 @@ def infer_spec(source: Source, items: Any, seed: EpochSeed, limit_s: float, noti
         args = (theirs, source, items, start, seed, limit_s, watchdog.current)
         process = forked(_make_first, *args, daemon=True)
         theirs.close()
-        found = _await(process, ours, watchdog, lambda offset: source.key(int(items[offset])), notify)
+        try:
+            found = _await(process, ours, watchdog, lambda offset: source.key(int(items[offset])), notify)
+        except BaseException:  # Ctrl-C
+            process.kill()
+            raise
         current = watchdog.current.look()
         process.join()
         death = watchdog.death("", process.pid, process.exitcode or 0)
@@ -86,6 +91,7 @@ def _make_first(
     pipe: Connection, source: Source, items: Any, start: int, seed: EpochSeed, limit_s: float, current: CurrentSample
 ) -> None:
     """Report the spec as JSON, in the other process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the owner, which ends this process
     watch = FailureLimit(lambda: False, current=current, sample_limit_s=limit_s)
     try:
         answer: dict[str, Any] = {"spec": Spec.infer(first_good(source, items, seed, 0, watch, start=start)).as_json()}
