@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -270,10 +272,21 @@ def test_who_does_not_see_the_folder_is_told_in_one_sentence(
     assert main(["audit", "t", "--deep", "--url", any_url]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["audit", "t", "--url", any_url]) == 0
+    told = capsys.readouterr().out
+    entries = json.loads(_told(capsys, "audit", "t", "--json", "--url", any_url))["unseen"]
+    assert re.search(rf"not looked at: the payload of {entries} entr.*{sentence}.*gone on every host", told)
+    assert re.match(rf"{entries} payloads? NOT LOOKED AT, the rest is clean: lost 0, dup", told.splitlines()[-1])
     assert main(["inspect", "t", "--url", any_url]) == 0
     assert "which is not seen from here" in capsys.readouterr().out
     shutil.move(tmp_path / "segments", tmp_path / "elsewhere")
     assert read_all(any_url) == list(range(50)), "mounted elsewhere"
+
+
+def _told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return what a command prints."""
+    capsys.readouterr()
+    main(list(words))
+    return capsys.readouterr().out
 
 
 def test_a_deleted_stream_leaves_nothing_in_its_folder(any_url: str, plane: str, tmp_path: Path) -> None:

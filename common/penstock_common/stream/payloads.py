@@ -47,6 +47,17 @@ def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = Fals
     return SegmentReader(folder, gives_views=gives_views, maps=maps_of(folder.path), checked=checked)
 
 
+def why_unseen(stream: Stream) -> str:
+    """Return why this process cannot read the stream's segments, and what helps, or '' if it can or there are none."""
+    folder = segments_of(stream)
+    try:
+        if folder is not None:
+            folder.require()
+    except SegmentsUnseen as error:
+        return str(error)
+    return ""
+
+
 def maps_of_stream(stream: Stream) -> SegmentMaps | None:
     """Return the maps of a stream's segments. Later readers and writers use them again while the caller keeps them."""
     folder = segments_of(stream)

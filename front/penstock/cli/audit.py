@@ -39,7 +39,9 @@ then lost in a crash: writers and trainers that lived through it note them. Entr
 group had acknowledged them are not. No group waits for the samples of an abandoned epoch. An unfinished epoch is no
 fault: a line says how much of its plan is committed.
 
-By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
+By default payloads stay where they are: ids and headers are compared, and files of segments must be there. If this
+host does not see their folder, a line says so, and the exit code tells of the rest alone. --deep fetches payloads and
+verifies checksums.
 It may run while the stream is written and read.
 
 --repair SOURCE... makes again what of a complete epoch is missing, and nothing else: entries that were deleted, the end
@@ -112,7 +114,7 @@ def as_json(report: AuditReport) -> dict[str, object]:
     return {
         "stream": report.stream, "clean": report.is_clean, "verdict": report.verdict, **totals, "unread": report.unread,
         "dead": report.dead, "findings": report.findings, "released": report.released,
-        "epochs": [asdict(epoch) for epoch in report.epochs],
+        "unseen": report.unseen, "epochs": [asdict(epoch) for epoch in report.epochs],
     }  # fmt: skip
 
 
@@ -142,9 +144,16 @@ def print_report(report: AuditReport, console: Console) -> None:
             console.line(f"epoch {epoch.epoch}: {line}")
     if report.released:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
+    if report.unseen:
+        which = "1 entry" if report.unseen == 1 else f"{report.unseen} entries"
+        console.line(
+            f"not looked at: the payload of {which}. {report.why_unseen}. If the folder is gone on every host, these "
+            "samples are lost: produce the stream again"
+        )
     for line in _advice(report):
         console.line(line)
-    console.line((report.verdict, "bold green" if report.is_clean else "bold red"))
+    style = "bold yellow" if report.unseen else "bold green"
+    console.line((report.verdict, style if report.is_clean else "bold red"))
 
 
 def _remarks(epoch: EpochAudit) -> Iterator[str]:

@@ -19,7 +19,7 @@ from penstock_common.stream.entries import IndexRecord, count_entries
 from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses, resent_losses
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
-from penstock_common.stream.payloads import reader_of
+from penstock_common.stream.payloads import reader_of, why_unseen
 from penstock_common.stream.streams import Stream, load_stream, read_counters, said_deleting
 
 __all__ = [
@@ -62,6 +62,8 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
             audit.add_losses(lost[number], "the server lost this epoch as it was")
         if audit is not None:
             report.epochs.append(audit)
+    if report.unseen:
+        report.why_unseen = why_unseen(found)
     return report
 
 

@@ -123,14 +123,19 @@ class EpochAudit:
     """The offsets that were written while their server had no replica, by shard."""
     made_again: list[Loss] = field(default_factory=list)
     """The server losses that the epoch holds again, from a source or a writer that gives the same samples."""
+    unseen: int = 0
+    """The entries whose payloads were not looked at, because this process cannot see the folder of segments."""
 
-    def count(self, *, produced: int = 0, bad: int = 0, duplicate: int = 0, lost: int = 0, trimmed: int = 0) -> None:
-        """Add samples, or trimmed entries, by what became of them."""
+    def count(
+        self, *, produced: int = 0, bad: int = 0, duplicate: int = 0, lost: int = 0, trimmed: int = 0, unseen: int = 0
+    ) -> None:  # fmt: skip
+        """Add samples, or trimmed and unseen entries, by what became of them."""
         self.produced += produced
         self.bad += bad
         self.duplicate += duplicate
         self.lost += lost
         self.trimmed += trimmed
+        self.unseen += unseen
 
     @property
     def is_clean(self) -> bool:
@@ -143,7 +148,7 @@ class EpochAudit:
         if self.planned is None or self.state != SIZED:
             return ""
         committed = self.produced + self.bad
-        fine = "; nothing is wrong with them" if committed and self.is_clean else ""
+        fine = "; nothing is wrong with them" if committed and self.is_clean and not self.unseen else ""
         return f"unfinished: {committed} of {self.planned} samples are committed{fine}"
 
     def add_losses(self, losses: Sequence[Loss], why: str, made_again: Sequence[Loss] = ()) -> None:
@@ -167,6 +172,8 @@ class AuditReport:
     """The disagreements of the stream's slot and its partitions, after the server of one of them came back older."""
     deletion: str = ""
     """The words for a deletion that did not end, or ''. What it left was not audited."""
+    why_unseen: str = ""
+    """Why payloads were not looked at, and what helps, or '' if all were."""
 
     @property
     def produced(self) -> int:
@@ -209,6 +216,11 @@ class AuditReport:
         return sum(self._by_group("dead").values())
 
     @property
+    def unseen(self) -> int:
+        """The entries whose payloads were not looked at."""
+        return sum(epoch.unseen for epoch in self.epochs)
+
+    @property
     def findings(self) -> list[str]:
         """Everything that is wrong, one line each."""
         return [
@@ -235,7 +247,9 @@ class AuditReport:
         if not self.epochs:
             return f"nothing to audit: no epoch of {self.stream!r} is retained"
         waiting = [f"{count} {what}" for what, count in (("pending", self.pending), ("unread", self.unread)) if count]
-        return f"clean: {numbers}" + (
+        payloads = f"payload{'' if self.unseen == 1 else 's'}"
+        clean = f"{self.unseen} {payloads} NOT LOOKED AT, the rest is clean" if self.unseen else "clean"
+        return f"{clean}: {numbers}" + (
             f" ({' and '.join(waiting)} samples are still to be trained on)" if waiting else ""
         )
 

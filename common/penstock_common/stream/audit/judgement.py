@@ -61,6 +61,7 @@ class _PartitionJudgement:
     def judge(self) -> None:
         """Make all comparisons, in the best order for reading the findings."""
         self._check_registration()
+        self._audit.count(unseen=sum(held.is_unseen for held in self._survey.held.values()))
         for entry_id, held in self._survey.held.items():
             if entry_id in self._indexed:
                 self._check_header(held, *self._indexed[entry_id])

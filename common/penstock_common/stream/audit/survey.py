@@ -63,6 +63,8 @@ class SurveyedEntry:
     """Whether its payload is in a segment that is missing or too short. The entry then counts as deleted."""
     is_damaged: bool = False
     """Whether no reader can decode it. An entry of a later version is not damaged."""
+    is_unseen: bool = False
+    """Whether its payload is in a segment that this process cannot see."""
 
 
 @dataclass(slots=True)
@@ -228,7 +230,8 @@ def _held(
             held = nbytes if header is None or header.ref is None else stored_bytes(header, header.ref.sizes)
             problem = "" if error is None else f"{type(error).__name__}: {error}"[:300]
             is_damaged = error is not None and not isinstance(error, UnsupportedVersion)
-            yield SurveyedEntry(entry_id, held, header, gone or problem, bool(gone), is_damaged)
+            is_unseen = segments is None and header is not None and header.ref is not None
+            yield SurveyedEntry(entry_id, held, header, gone or problem, bool(gone), is_damaged, is_unseen)
         if len(page) < count:
             return
         start = b"(" + page[-1][0]
