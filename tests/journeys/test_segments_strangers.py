@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import stat
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,8 +22,11 @@ import redis
 from penstock.__main__ import main
 from penstock_common.errors import SegmentsUnseen
 from penstock_common.segments.folder import MARK
-from penstock_common.stream.payloads import segments_of
-from tests.contracts.feed import loader_of, numbers, open_stream, produce, replayed
+from penstock_common.stream.client import connect
+from penstock_common.stream.manifest import ABANDONED, load_manifest
+from penstock_common.stream.payloads import plane_of, segments_of
+from penstock_common.stream.streams import load_stream
+from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, replayed, sample, writer_of
 from tests.contracts.processes import within
 
 IS_ROOT = os.geteuid() == 0
@@ -158,6 +162,60 @@ def test_a_trainer_of_another_user_reads_in_a_setgid_root_and_only_as_a_member_o
         assert as_nobody(train, [TRAINERS]) == [*range(100)]
     else:
         assert train() == [*range(100)]
+
+
+def as_user(act: Callable[[], Any]) -> Any:
+    """Return the result of ``act`` as a user whom rights bind: root's child becomes ``nobody``."""
+    return as_nobody(act) if IS_ROOT else act()
+
+
+@pytest.mark.parametrize("which", ["above", "root", "folder", "mark"])
+def test_the_part_of_the_path_that_denies_is_named(any_url: str, shared: Path, which: str) -> None:
+    """An operator needs to know which folder to open, and its owner needs another advice than others."""
+    root = shared / "above" / "segments"
+
+    def told() -> list[str]:
+        root.parent.mkdir(mode=0o755)
+        produce(any_url, "t", 100, payload=f"segments:{root}")
+        (folder,) = root.iterdir()
+        part = {"above": root.parent, "root": root, "folder": folder, "mark": folder / MARK}[which]
+        part.chmod(0)
+        with connect(any_url) as client:
+            found = plane_of(load_stream(client, "t"))
+        part.chmod(0o700)
+        assert not found.is_seen
+        return [str(part), found.why_unseen]
+
+    found = as_user(told)
+    assert len(found) == 2, found
+    part, why = found
+    assert re.search(rf"permission denied \({part}: user .*, mode 0000\); .*chmod u\+rwx {part}\)", why), why
+
+
+def test_a_writer_whose_folder_is_closed_gives_its_epoch_up(any_url: str, shared: Path) -> None:
+    """It must end with an error that names the folder, and nobody waits for its epoch."""
+    root = shared / "segments"
+
+    def write() -> list[str]:
+        with (
+            pytest.raises(SegmentsUnseen) as caught,
+            writer_of(any_url, spec=SPEC, payload=f"segments:{root}", budget_bytes=3 << 20, block_bytes=20_000) as made,
+            made.epoch() as epoch,
+        ):
+            for number in range(50_000):
+                epoch.write(sample(number))
+                if number == 1000:
+                    (folder,) = root.iterdir()
+                    folder.chmod(0)
+        folder.chmod(0o700)
+        return [str(folder), str(caught.value)]
+
+    told = as_user(write)
+    assert len(told) == 2, told
+    folder, why = told
+    assert re.search(rf"permission denied \({folder}: user .*, mode 0000\)", why), why
+    with connect(any_url) as client:
+        assert load_manifest(client, load_stream(client, "t"), 0).state == ABANDONED
 
 
 @pytest.mark.parametrize("trap", ["pipe", "link"])

@@ -277,9 +277,22 @@ def test_who_does_not_see_the_folder_is_told_in_one_sentence(
     assert re.search(rf"not looked at: the payload of {entries} entr.*{sentence}.*gone on every host", told)
     assert re.match(rf"{entries} payloads? NOT LOOKED AT, the rest is clean: lost 0, dup", told.splitlines()[-1])
     assert main(["inspect", "t", "--url", any_url]) == 0
-    assert "which is not seen from here" in capsys.readouterr().out
+    assert re.search(f"  payload     stream 't' {sentence}", capsys.readouterr().out)
     shutil.move(tmp_path / "segments", tmp_path / "elsewhere")
     assert read_all(any_url) == list(range(50)), "mounted elsewhere"
+
+
+def test_a_writer_whose_folder_is_removed_says_that_it_is_gone(any_url: str, plane: str, tmp_path: Path) -> None:
+    """An error number tells nobody what happened to a folder, and what to do."""
+    with (
+        pytest.raises(SegmentsUnseen, match=r"segments/t\.\w+ is gone, .*Mount it again, or run `penstock delete t`"),
+        writer_of(any_url, spec=SPEC, payload=plane, block_bytes=20_000) as writer,
+        writer.epoch() as epoch,
+    ):
+        for number in range(50_000):
+            epoch.write(sample(number))
+            if number == 1000:
+                shutil.rmtree(tmp_path / "segments")
 
 
 def _told(capsys: pytest.CaptureFixture[str], *words: str) -> str:

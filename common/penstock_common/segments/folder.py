@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from stat import S_IMODE, S_ISGID, S_ISREG
 
 from penstock_common.errors import BadOption, BadSegment, PenstockError, SegmentGone, SegmentsUnseen
-from penstock_common.segments.trust import FileUser, PathStep, walk, why_not_read, why_not_write
+from penstock_common.segments.trust import FileUser, PathStep, denying_step, walk, why_not_read, why_not_write
 from penstock_common.wire.header import NAME
 from penstock_common.wire.segment import SegmentInfo, info_bytes, pack_info, parse_info
 
@@ -173,6 +174,8 @@ class SegmentFolder:
             if not mark.exists():
                 _write_mark(own, self.stream_id)
                 own.rename(mark)  # renamed, so that no process reads half of it
+        except PermissionError:
+            raise self._denied(what) from None
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
 
@@ -202,16 +205,19 @@ class SegmentFolder:
             found = read_mark(self.path)
         except PermissionError:
             self._check(what, why_not)  # it may give a better reason
-            last = walk(self.root)[-1]
-            raise SegmentsUnseen(
-                f"{what}: permission denied ({last.path}: {last.words()}); run as that user, or, where the mode begins "
-                "with 2, as a member of that group"
-            ) from None
+            raise self._denied(what) from None
         except OSError as error:
             raise self._unseen(error.strerror or "unreadable") from None
         self._check(what, why_not)
         if found != self.stream_id:
             raise self._unseen(found)
+
+    def _denied(self, what: str) -> SegmentsUnseen:
+        step = denying_step(self.path / MARK)
+        own = f"give it back to its owner (chmod u+rwx {shlex.quote(str(step.path))})"
+        others = "run as that user, or, where the mode begins with 2, as a member of that group"
+        advice = own if step.uid == FileUser.current().uid else others
+        return SegmentsUnseen(f"{what}: permission denied ({step.path}: {step.words()}); {advice}")
 
     def _unseen(self, found: str) -> SegmentsUnseen:
         return SegmentsUnseen(
@@ -227,6 +233,8 @@ class SegmentFolder:
             folder: list[PathStep] = []
             with suppress(PermissionError):  # the root decides who may enter
                 folder = walk(self.path)[len(root) :]
+        except PermissionError:
+            raise self._denied(what) from None
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
         if (reason := why_not(root, folder, FileUser.current())) is not None:
@@ -381,10 +389,10 @@ class SegmentFolder:
         return self.has(fd, name)
 
     def has(self, fd: int, name: str) -> bool:
-        """Return whether the open file still has that name."""
+        """Return whether the open file still has that name, as far as this process can see."""
         try:
             there, here = (self.path / name).lstat(), os.fstat(fd)
-        except FileNotFoundError:
+        except OSError:  # it is gone, or the folder was closed to this process
             return False
         return (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
 

@@ -89,6 +89,14 @@ def walk(path: Path) -> list[PathStep]:
     return steps
 
 
+def denying_step(path: Path) -> PathStep:
+    """Return the component at which this process is denied a path: a folder on the way, or what is at its end."""
+    try:
+        return walk(path)[-1]
+    except PermissionError as error:
+        return _step(Path(error.filename).parent)
+
+
 def _step(path: Path) -> PathStep:
     found = path.lstat()
     return PathStep(path, found.st_uid, found.st_gid, found.st_mode)
@@ -208,7 +216,7 @@ def _why_not(
     if step is None:
         return None
     if step.uid in trust.owners and trust.is_open(step):
-        return _open_step(step)
+        return _open_step(step, is_end=step in folder[-1:])
     found = f"{step.path} belongs to another user ({step.words()}), who can replace its files"
     return f"{found}: {advice(user_name(step.uid))}"
 
@@ -221,10 +229,11 @@ def _owners(steps: Sequence[PathStep], user: FileUser) -> set[int]:
     return {user.uid, SUPERUSER, steps[0].uid}
 
 
-def _open_step(step: PathStep) -> str:
+def _open_step(step: PathStep, *, is_end: bool) -> str:
+    """Return who can replace files in a component, and what helps. ``is_end``: whether it is the stream's folder."""
     path = shlex.quote(str(step.path))
     who = "every user" if step.has(S_IWOTH) else f"every member of group {group_name(step.gid)}"
-    return (
-        f"{who} can replace the files in {step.path} ({step.words()}): remove that right (chmod go-w {path}), allow "
-        f"only owners to rename and remove (chmod +t {path}), or name another folder"
-    )
+    found = f"{who} can replace the files in {step.path} ({step.words()}): remove that right (chmod go-w {path})"
+    if is_end:  # a sticky bit does not forbid new files, and the setting names the root
+        return found
+    return f"{found}, allow only owners to rename and remove (chmod +t {path}), or name another folder"

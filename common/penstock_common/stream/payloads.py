@@ -74,6 +74,8 @@ class PayloadStorage:
     """The folder of the segments, as this process would see it."""
     is_seen: bool = True
     """Whether this process sees the folder. If not, the numbers mean nothing."""
+    why_unseen: str = ""
+    """Why it does not see it, and what helps, or ''."""
     files: int = 0
     """The segments that hold samples, or held some a moment ago."""
     file_bytes: int = 0
@@ -87,14 +89,13 @@ def plane_of(stream: Stream) -> PayloadStorage:
     folder = segments_of(stream)
     if folder is None:
         return PayloadStorage(INLINE)
-    try:
-        folder.require()
-    except SegmentsUnseen:
-        return PayloadStorage("segments", str(folder.path), is_seen=False)
+    if why := why_unseen(stream):
+        return PayloadStorage("segments", str(folder.path), is_seen=False, why_unseen=why)
     files, spare = folder.names(), folder.spare()
     sizes, spare_sizes = ([stat.st_size for stat in of.values()] for of in (files, spare))
     return PayloadStorage(
-        "segments", str(folder.path), True, len(files), sum(sizes), len(spare), sum(spare_sizes)
+        "segments", str(folder.path), files=len(files), file_bytes=sum(sizes), spare_files=len(spare),
+        spare_bytes=sum(spare_sizes),
     )  # fmt: skip
 
 

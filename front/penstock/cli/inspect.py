@@ -160,7 +160,7 @@ def _plane(found: PayloadStorage) -> str:
     if found.folder is None:
         return "in the entries, on the server"
     if not found.is_seen:
-        return f"segments in {found.folder}, which is not seen from here (PENSTOCK_SEGMENTS says where it is mounted)"
+        return found.why_unseen
     spare = f", {found.spare_files} spare ({readable_bytes(found.spare_bytes)})" if found.spare_files else ""
     files = f"{found.files} file{'' if found.files == 1 else 's'}"
     return f"segments in {found.folder}: {files} ({readable_bytes(found.file_bytes)}){spare}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -262,8 +263,21 @@ class ShardPayloads:
 
     def _refused(self, segment_writer: SegmentWriter, error: OSError) -> PenstockError:
         """Return the error for a file that cannot be made or enlarged."""
-        path = segment_writer.folder.path
+        folder = segment_writer.folder
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return FolderFull(str(path))
+            return FolderFull(str(folder.path))
         require_there(self._client, self._stream)  # deleted, it has no folder any more
-        return SegmentsUnseen(f"{path} takes no more segments: {error}")
+        if error.errno == errno.ENOENT and not os.path.lexists(folder.path):
+            return SegmentsUnseen(
+                f"{folder.path} is gone, with the payloads in it: another program removed it, or its disk is no longer "
+                f"mounted. Mount it again, or run `penstock delete {self._stream.name}` and write the stream again"
+            )
+        try:
+            folder.require_own()
+        except SegmentsUnseen as why:
+            return why
+        limit = "raise the limit of open files (ulimit -n)"
+        advice = (
+            limit if error.errno in (errno.EMFILE, errno.ENFILE) else "look whether its disk works and takes writes"
+        )
+        return SegmentsUnseen(f"{folder.path} takes no more segments: {error.strerror or error}: {advice}")

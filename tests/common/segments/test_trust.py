@@ -218,6 +218,8 @@ def test_a_folder_that_others_may_write_to_is_refused_by_both_sides(tmp_path: Pa
     for refuses in (folder.require, folder.require_own, folder.make):
         with pytest.raises(SegmentsUnseen, match=told):
             refuses()
+        with pytest.raises(SegmentsUnseen, match=r"chmod \+t" if which != "folder" else rf"chmod go-w {path}\)\Z"):
+            refuses()
     assert not folder.remove()
     assert folder.path.exists()
     path.chmod(0o755)
