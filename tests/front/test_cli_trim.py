@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 
@@ -52,6 +54,28 @@ def test_trim_releases_acknowledged_epochs_at_once_and_names_who_needs_the_other
         assert "released no whole epoch of 'train' (retention budget)" in trimmed()
     assert main(["trim", "train", "--keep", "-1"]) == 2
     assert "argument --keep: '-1' is not a whole number from 0" in capsys.readouterr().err
+
+
+def test_trim_says_that_files_of_segments_stay(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who trims to make space on a disk must know that the disk has none more."""
+    payload = f"segments:{tmp_path / 'segments'}"
+    with penstock.Writer("t", url=any_url, spec={"x": ("uint8", (1000,))}, payload=payload) as writer:
+        for _ in range(2):
+            with writer.epoch() as epoch:
+                epoch.write({"x": np.zeros(1000, np.uint8)})
+    with penstock.Loader("t", group="g", batch_size=1, url=any_url) as loader:
+        assert [sum(batch.size for batch in loader) for _ in range(2)] == [1, 1]
+    capsys.readouterr()
+    assert main(["trim", "t", "--keep", "1", "--url", any_url]) == 0
+    (folder,) = (tmp_path / "segments").iterdir()
+    nbytes = sum(path.stat().st_size for path in folder.glob("free-*"))
+    told = f"its spare files in {folder} ({readable_bytes(nbytes)}) stay until a writer uses them again"
+    assert told in capsys.readouterr().out
+    monkeypatch.setenv("PENSTOCK_SEGMENTS", str(tmp_path / "elsewhere"))
+    assert main(["trim", "t", "--keep", "0", "--url", any_url]) == 0
+    assert "stay until a writer runs: this process does not see them" in capsys.readouterr().out
 
 
 def test_what_frees_memory_works_on_a_server_above_its_maxmemory(

@@ -194,6 +194,49 @@ def test_a_full_folder_holds_the_writer_back_until_there_is_room(
     assert read_all(any_url) == list(range(50_000))
 
 
+def test_a_folder_full_of_views_that_a_trainer_keeps_is_explained(
+    any_url: str, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stream holds nothing, and other files are not there: the trainer's own arrays keep the files."""
+    root = small_disk(4 * MIB)
+    spec = {"x": ("uint8", (20_000,))}
+    said: list[str] = []
+    kept: list[Any] = []
+    keeps = threading.Event()
+    keeps.set()
+
+    def read() -> None:
+        with loader_of(any_url, batch_size=1, views=True, timeout_s=60) as loader:
+            kept.extend(batch["x"] for batch in loader if keeps.is_set())
+
+    def write() -> None:
+        with writer_of(any_url, spec=spec, payload=f"segments:{root}", budget_bytes=2 * MIB, block_bytes=20_000,
+                       notify=said.append) as writer, writer.epoch() as epoch:  # fmt: skip
+            reader.start()
+            for _ in range(500):
+                epoch.write({"x": np.zeros(20_000, np.uint8)})
+
+    reader, writing = threading.Thread(target=read), threading.Thread(target=write)
+    writing.start()
+    why = r"[34]\.\d MiB are spare files that a process has open: a loader with views=True holds them"
+    deadline = time.monotonic() + 60
+    while not any(re.search(f"no space left in .*{why}", line) for line in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+    with connect(any_url) as client:
+        while not re.search(f"full folder .*{why}", why_no_room(client, repaired.stream_of(client))):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    screen = _told(capsys, "monitor", "t", "--once", "--url", any_url)
+    assert re.search(rf"{why}.* Otherwise remove other files", " ".join(screen.split())), screen
+    keeps.clear()
+    kept.clear()
+    writing.join(60)
+    reader.join(60)
+    assert not writing.is_alive()
+    assert not reader.is_alive()
+
+
 def test_a_folder_that_could_never_hold_the_budget_is_refused_at_once(
     any_url: str, small_disk: Callable[[int], Path]
 ) -> None:

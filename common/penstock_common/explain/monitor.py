@@ -26,6 +26,7 @@ from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, l
 from penstock_common.stream.index import due_shards, read_backward, read_forward
 from penstock_common.stream.keys import RELEASED, PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.payloads import plane_of
 from penstock_common.stream.reported_rates import load_reported_rates
 from penstock_common.stream.servers.suitability import combined_memory
 from penstock_common.stream.streams import Stream, load_stream, read_counters
@@ -191,6 +192,7 @@ class StreamMonitor:
             ),
             now_ms=now_ms,
             is_deleting=stream.is_deleting,
+            spare_bytes=plane_of(stream).spare_bytes if any(one.why == "folder" for one in waiting.values()) else 0,
         )  # fmt: skip
 
     def _remember(self, stream: Stream, rosters: list[Roster]) -> None:

@@ -12,6 +12,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import SHARED, Roster, load_roster
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.payloads import plane_of
 from penstock_common.stream.ranges import format_ranges, merge_ranges
 from penstock_common.stream.streams import Stream
 
@@ -37,11 +38,28 @@ def why_no_room(client: Client, stream: Stream) -> str:
     return ""
 
 
+def explain_spare(nbytes: int) -> str:
+    """Return what the spare files in a full folder of segments wait for, or '' if there are none.
+
+    A writer uses them again or removes them before it waits, so another process has these open.
+    """
+    if not nbytes:
+        return ""
+    return (
+        f"{readable_bytes(nbytes)} are spare files that a process has open: a loader with views=True holds them while "
+        "it keeps batches, so let it copy what it keeps, or end it"
+    )
+
+
 def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, why: str) -> str:
     if why == "memory":
         return "its writer waits for space in the server's memory, which others fill"
     if why == "folder":
-        return f"its writer waits for space in the full folder of its payloads ({stream.payload.partition(':')[2]})"
+        spare = explain_spare(plane_of(stream).spare_bytes)
+        return (
+            f"its writer waits for space in the full folder of its payloads ({stream.payload.partition(':')[2]})"
+            f"{spare and '. '}{spare}"
+        )
     share = f"partition {partition.number}'s share of " if len(stream.partitions) > 1 else ""
     budget = f"{share}the budget, {readable_bytes(stream.partition_budget)},"
     parts = [f"{readable_bytes(roster.bytes)} of {budget} is held"]

@@ -170,6 +170,8 @@ class StreamSnapshot:
     servers: tuple[ServerSnapshot, ...] = ()
     is_deleting: bool = False
     """Whether a deletion of it began and did not end."""
+    spare_bytes: int = 0
+    """The bytes of spare files in its folder of segments, looked at while a writer waits for the folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ EPILOG = (
     "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again.\n"
     "Its segments go along, where this host sees them. --segments DIR is for what a server left that was\n"
     "emptied or killed: it lists them, with --yes it removes them. It knows this server alone: see that no other\n"
-    "has streams there. What is in use stays.\n\n"
+    "has streams there. What a process uses stays, and what was written in the last 10 minutes.\n\n"
     "exit codes: 0 it is gone, or listed; 1 not confirmed, being read or written, or another error; 2 wrong usage"
 )
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _delete_orphans(args: argparse.Namespace, console: Console) -> int:
     """List orphan folders of segments, and with --yes remove the unused ones."""
-    from penstock_common.stream.removal.deletion import find_orphans, has_segments
+    from penstock_common.stream.removal.deletion import QUIET_S, find_orphans, has_segments
 
     if args.stream is not None:
         raise WrongUsage("give a stream or --segments DIR, not both: a stream's own segments go with it")
@@ -87,8 +87,12 @@ def _delete_orphans(args: argparse.Namespace, console: Console) -> int:
         orphans = find_orphans(client, Path(args.segments))
     rows = []
     for orphan in orphans:
-        is_gone = args.yes and not orphan.is_in_use and orphan.folder.remove()
-        what = "removed" if is_gone else "in use" if orphan.is_in_use else "left: give --yes to remove it"
+        is_gone = args.yes and not (orphan.is_in_use or orphan.is_fresh) and orphan.folder.remove()
+        what = "removed" if is_gone else "left: give --yes to remove it"
+        if orphan.is_in_use:
+            what = "in use by a process"
+        elif orphan.is_fresh:
+            what = f"kept until nothing was written for {readable_span(QUIET_S)}"
         rows.append({"folder": str(orphan.folder.path), "bytes": orphan.nbytes, "removed": is_gone})
         if not args.json:
             size, age = readable_bytes(orphan.nbytes), f"written to {readable_span(orphan.quiet_s)} ago"

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run one pass, and print what it did and what it had to leave."""
+    from penstock_common.stream.payloads import plane_of
     from penstock_common.stream.removal.reconcile import reconcile
     from penstock_producer.write.cleaner import clean_up, shrink_to_budget
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         reconcile(client, stream, console.notice)
         done = clean_up(client, stream, console.notice, policy=policy)
         freed = done.freed_bytes + shrink_to_budget(client, stream, console.notice)
-        stays = _stays(client, stream)
+        stays, files = _stays(client, stream), plane_of(stream)
     by = f"retention {stream.retention}" if policy is None else f"{policy.text}, this once"
     if args.json:
         result = {"released_epochs": done.released, "freed_bytes": freed, "expired_groups": done.expired}
@@ -62,6 +63,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     one = len(done.released) == 1
     which = f"epoch{'' if one else 's'} {', '.join(map(str, done.released))}" if done.released else "no whole epoch"
     console.line(f"released {which} of {stream.name!r} ({by}): {readable_bytes(freed)} freed")
+    if files.spare_files:
+        console.line(
+            f"that space is free for the stream's next samples: its spare files in {files.folder} "
+            f"({readable_bytes(files.spare_bytes)}) stay until a writer uses them again"
+        )
+    elif not files.is_seen:
+        console.line(f"its files in {files.folder} stay until a writer runs: this process does not see them")
     for epoch, why in list(stays.items())[:SHOWN]:
         console.line(f"epoch {epoch} stays: {', '.join(why)}")
     if len(stays) > SHOWN:

@@ -8,6 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.views.servers import cli_of
+from penstock_common.explain.sentences import explain_spare
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.presence import ALIVE_MS
 from penstock_common.stream.servers.suitability import ServerMemory
@@ -107,6 +108,8 @@ class StreamSituation:
     """Whether the file system of its segments is full."""
     folder: str = ""
     """The folder of its segments."""
+    spare_bytes: int = 0
+    """The bytes of spare files in it."""
     waited_s: float = 0.0
     workers: int = 0
     worker_rate: float | None = None
@@ -218,10 +221,12 @@ def _folder(now: StreamSituation) -> Bottleneck | None:
     if not now.waits_for_folder:
         return None
     folder = shlex.quote(now.folder or "DIR")
+    spare = explain_spare(now.spare_bytes)
+    advice = "remove other files there, also what deleted streams left"
     return Bottleneck(
         "folder",
         f"the file system of the segments in {now.folder or 'its folder'} is full: {_writers(now)}, and this stream "
-        f"holds {readable_bytes(now.held_bytes)} of it: remove other files there, also what deleted streams left",
+        f"holds {readable_bytes(now.held_bytes)} of it{f'. {spare}. Otherwise ' if spare else ': '}{advice}",
         f"df -h {folder}; penstock delete --segments {folder}",
     )
 

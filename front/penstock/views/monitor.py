@@ -152,6 +152,7 @@ def situation(now: StreamSnapshot) -> StreamSituation:
         waits_for_memory=any(waiter.why == "memory" for waiter in now.waiting.values()),
         waits_for_folder=any(waiter.why == "folder" for waiter in now.waiting.values()),
         folder=now.payload.partition(":")[2],
+        spare_bytes=now.spare_bytes,
         waited_s=now.waited_s,
         workers=load.workers,
         worker_rate=load.rate,

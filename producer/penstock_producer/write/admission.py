@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.explain.backlog import idle_groups, missing_members
-from penstock_common.explain.sentences import explain_holds, explain_missing
+from penstock_common.explain.sentences import explain_holds, explain_missing, explain_spare
 from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.ledger import unacknowledged_samples
 from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load_roster, note_wait
 from penstock_common.stream.manifest import Manifest, find_manifest
+from penstock_common.stream.payloads import plane_of
 from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream
 from penstock_producer.write.cleaner import GROUP_SILENT_MS
@@ -199,9 +200,10 @@ class AdmissionControl:
     def why(self) -> str:
         """Return the sentence that says what the shard waits for, and what helps."""
         if self._decision is Admission.FOLDER_FULL:
+            spare = explain_spare(plane_of(self._stream).spare_bytes)
             return (
                 f"there is no space left in {self._named_folder} for segments of {self._stream.name!r}: free some, "
-                "or give the stream a smaller budget_bytes"
+                f"or give the stream a smaller budget_bytes{spare and '. '}{spare}"
             )
         if LACKING[self._decision] == "memory":
             return explain_memory(self._stream.name, self._state, self._server_memory.memory)

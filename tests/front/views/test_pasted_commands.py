@@ -205,7 +205,8 @@ def test_every_place_that_proposes_a_host_or_a_folder_is_looked_at() -> None:
 
 def test_the_folder_of_a_full_disk_is_one_word() -> None:
     """The folder is text of the stream's meta, which any program that writes to the server can change."""
-    now: Any = type("Now", (), {"waits_for_folder": True, "folder": f"/{HOSTILE}", "waiting": 0, "held_bytes": 1})
+    facts = {"waits_for_folder": True, "folder": f"/{HOSTILE}", "waiting": 0, "held_bytes": 1, "spare_bytes": 0}
+    now: Any = type("Now", (), facts)
     found = bottleneck._folder(now)
     assert found is not None
     assert is_one_word(found.remedy)

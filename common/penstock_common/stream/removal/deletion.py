@@ -198,7 +198,7 @@ def _sweep(client: Client, keys: StreamKeys, own: bytes) -> int:
 
 
 QUIET_S = 600.0
-"""A folder that was written more recently is in use."""
+"""A folder that was written more recently is kept: its writer may be about to make another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,12 @@ class OrphanFolder:
     quiet_s: float
     """The time since it was last written."""
     is_in_use: bool
-    """Whether some process reads or writes a file of it now, or did a moment ago."""
+    """Whether some process reads or writes a file of it now."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether it was written a moment ago, so that it is kept."""
+        return self.quiet_s < QUIET_S
 
 
 def find_orphans(client: Client, root: Path, clock: Callable[[], float] = time.time) -> list[OrphanFolder]:
@@ -248,8 +253,8 @@ def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
     files = {**folder.names(), **folder.spare(), **folder.unfinished()}
     newest = max((stat.st_mtime for stat in files.values()), default=folder.path.stat().st_mtime)
     quiet_s = now - newest
-    is_locked = any(not folder.is_unused(name) for name in files)
-    return OrphanFolder(folder, sum(stat.st_size for stat in files.values()), quiet_s, is_locked or quiet_s < QUIET_S)
+    is_in_use = any(not folder.is_unused(name) for name in files)
+    return OrphanFolder(folder, sum(stat.st_size for stat in files.values()), quiet_s, is_in_use)
 
 
 # --- an epoch ---------------------------------------------------------------------------------------------------------
