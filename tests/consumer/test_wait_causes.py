@@ -288,6 +288,7 @@ def test_the_line_says_how_many_samples_stood_in_for_bad_ones() -> None:
     filled = Stats(samples=10, bytes=10, elapsed_s=0.05, filled=3)
     assert str(filled) == "10 samples (3 in place of bad ones) in 0.05 s, 200 samples/s, 200 B/s"
     assert str(replace(filled, elapsed_s=2.0)).startswith("10 samples (3 in place of bad ones) in 2.0 s, ")
+    assert str(replace(filled, bad_entries=1)).startswith("10 samples (3 in place of bad ones) and 1 dead letter in ")
 
 
 @pytest.mark.parametrize(("rate", "text"), [(999, "999 B/s"), (12_300, "12.3 kB/s"), (2.06e9, "2.06 GB/s")])

@@ -27,6 +27,7 @@ from penstock_common.errors import (
     SegmentGone,
     SegmentsUnseen,
     StreamDeleted,
+    TooManyDeadLetters,
     WaitTimeout,
 )
 from penstock_common.explain.sentences import why_no_room
@@ -285,6 +286,35 @@ def test_a_vanished_file_is_a_dead_letter_the_audit_names_it_and_a_repair_makes_
         assert repaired.audit(any_url).is_clean
         with Replay("t", url=any_url, epoch=0, batch_size=8) as replay:
             assert sum(len(batch["x"]) for batch in replay) == len(before)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_payloads_that_are_gone_are_named_at_the_end_of_the_epoch(
+    any_url: str, plane: str, left: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer that got 10 of 50 samples must not report a usual epoch, nor doubt its version if it got none."""
+    with connect(any_url) as client:
+        with writer_of(any_url, spec=SPEC, payload=plane, block_bytes=10 * SAMPLE_BYTES) as writer:
+            manifest = writer.epoch(0, sizes=[10] * 5)
+            for number in range(5):
+                with manifest.shard(number) as shard:
+                    for offset in range(10):
+                        shard.write(sample(10 * number + offset))
+        folder = segments_of(repaired.stream_of(client))
+        assert folder is not None
+        for name in sorted(folder.names())[left:]:
+            (folder.path / name).unlink()
+        said: list[str] = []
+        if left:
+            assert len(delivered(any_url, "g", said)) == 10
+            assert "t/g epoch 0: 10 samples and 4 dead letters in " in said[-1]
+            return
+        told = r"SegmentGone: .*files of payloads are gone.*`penstock audit t --repair SOURCE...`"
+        with pytest.raises(TooManyDeadLetters, match=told) as caught, loader_of(any_url) as loader:
+            list(loader)
+        assert "version" not in str(caught.value)
+        dropped = _told(capsys, "bad", "drop", "t", "0", "--group", "g", "--url", any_url)
+        assert dropped.count("is given up") == 5, "it goes on without them"
 
 
 def delivered(url: str, group: str, said: list[str] | None = None) -> set[tuple[int, ...]]:

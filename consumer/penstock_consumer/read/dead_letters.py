@@ -178,11 +178,21 @@ class DeadLetters:
     def _hopeless(self, which: str) -> TooManyDeadLetters:
         last, name, group = self._held[-1], self._claim.stream.name, self._claim.who.group
         epoch = last.manifest.epoch
+        drop = f"penstock bad drop {name} {epoch} [ENTRY] --group {group}"
+        if last.reason.startswith(SegmentGone.__name__):
+            advice = (
+                "files of payloads are gone or damaged, and no reader brings them back. To make the samples again: "
+                f"`penstock audit {name} --repair SOURCE...`. To go on without them: `{drop}`; without ENTRY it takes "
+                "all that are lost"
+            )
+        else:
+            advice = (
+                f"is this penstock of the producer's version? To go on without them: `{drop}`; without ENTRY it takes "
+                "all that no producer committed"
+            )
         return TooManyDeadLetters(
             f"{which} of epoch {epoch} of {name!r} could be read, the last ({last.entry_id.decode()}): "
-            f"{last.reason[:300]}. Nothing was buried, they stay pending for group {group!r}: is this penstock of the "
-            f"producer's version? To go on without them: `penstock bad drop {name} {epoch} [ENTRY] --group {group}`; "
-            "without ENTRY it takes all that no producer committed"
+            f"{last.reason[:300]}. Nothing was buried, they stay pending for group {group!r}: {advice}"
         )
 
 

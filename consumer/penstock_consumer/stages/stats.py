@@ -211,6 +211,8 @@ class Stats:
         samples = f"{self.samples:,} samples"
         if self.filled:
             samples += f" ({self.filled:,} in place of bad ones)"
+        if self.bad_entries:
+            samples += f" and {self.bad_entries:,} dead letter{'' if self.bad_entries == 1 else 's'}"
         if self.elapsed_s < SHORT_S:
             return f"{samples} in {self.elapsed_s:.2g} s, {rates}"
         waited = f"waited {self.wait_share:.0%} of the time".replace("%", " %")
