@@ -176,10 +176,11 @@ class DeadLetters:
             del self._held[0]
 
     def _hopeless(self, which: str) -> TooManyDeadLetters:
-        last, name, group = self._held[-1], self._claim.stream.name, self._claim.who.group
+        gone = [bad for bad in self._held if bad.reason.startswith(SegmentGone.__name__)]
+        last, name, group = (gone or self._held)[-1], self._claim.stream.name, self._claim.who.group
         epoch = last.manifest.epoch
         drop = f"penstock bad drop {name} {epoch} [ENTRY] --group {group}"
-        if last.reason.startswith(SegmentGone.__name__):
+        if gone:
             advice = (
                 "files of payloads are gone or damaged, and no reader brings them back. To make the samples again: "
                 f"`penstock audit {name} --repair SOURCE...`. To go on without them: `{drop}`; without ENTRY it takes "
@@ -191,7 +192,7 @@ class DeadLetters:
                 "all that no producer committed"
             )
         return TooManyDeadLetters(
-            f"{which} of epoch {epoch} of {name!r} could be read, the last ({last.entry_id.decode()}): "
+            f"{which} of epoch {epoch} of {name!r} could be read, one of them ({last.entry_id.decode()}): "
             f"{last.reason[:300]}. Nothing was buried, they stay pending for group {group!r}: {advice}"
         )
 

@@ -131,13 +131,20 @@ export class DeadLetters {
   }
 
   #hopeless(which: string): TooManyDeadLetters {
-    const { entryId, reason, manifest } = this.#held.at(-1) as Held;
+    const gone = this.#held.filter(({ reason }) => reason.startsWith("SegmentGone")).at(-1);
+    const { entryId, reason, manifest } = gone ?? (this.#held.at(-1) as Held);
     const { stream, group } = this.#member.who;
+    const drop = `penstock bad drop ${stream.name} ${manifest.epoch} [ENTRY] --group ${group}`;
+    const advice =
+      gone === undefined
+        ? `is this penstock of the producer's version? To go on without them: \`${drop}\`; without ENTRY it takes all ` +
+          "that no producer committed"
+        : "files of payloads are gone or damaged, and no reader brings them back. To make the samples again: " +
+          `\`penstock audit ${stream.name} --repair SOURCE...\`. To go on without them: \`${drop}\`; without ENTRY it ` +
+          "takes all that are lost";
     return new TooManyDeadLetters(
-      `${which} of epoch ${manifest.epoch} of '${stream.name}' could be read, the last (${entryId}): ` +
-        `${reason.slice(0, 300)}. Nothing was buried, they stay pending for group '${group}': is this penstock of the ` +
-        `producer's version? To go on without them: \`penstock bad drop ${stream.name} ${manifest.epoch} [ENTRY] ` +
-        `--group ${group}\`; without ENTRY it takes all that no producer committed`,
+      `${which} of epoch ${manifest.epoch} of '${stream.name}' could be read, one of them (${entryId}): ` +
+        `${reason.slice(0, 300)}. Nothing was buried, they stay pending for group '${group}': ${advice}`,
     );
   }
 }
