@@ -311,7 +311,8 @@ test("an abandoned epoch takes no more samples", async () => {
 });
 
 test("a writer whose epoch an operator closes says what is not part of it", async () => {
-  const said = /shard 0 ended with 2 samples of epoch 0 of 'closed', because .*`penstock epochs close` closed it before.*the next one/;
+  const said =
+    /shard 0 ended with 2 samples of epoch 0 of 'closed', because .*`penstock epochs close` closed it before.*the next one/;
   const writer = await begin("closed", { spec: { x: ["int32", []] } });
   for (const x of [1, 2]) await writer.write({ x });
   await writer.flush();
