@@ -50,6 +50,8 @@ def readable_bytes(count: int) -> str:
         return f"{count} byte{'s' * (count > 1)}"
     if count < 1 << 20:
         return f"{count / 1024:.0f} KiB"
+    if count >= 10 << 40:
+        return f"{count / (1 << 40):.1f} TiB"
     if count >= 10 << 30:
         return f"{count / (1 << 30):.1f} GiB"
     return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"

@@ -6,6 +6,7 @@ The workers are forked from this process, and therefore have its objects. The lo
 from __future__ import annotations
 
 import atexit
+import os
 import secrets
 import threading
 import weakref
@@ -48,6 +49,7 @@ class BackgroundProduction(Answering):
     def __init__(self, loop: Loop, stream: str, tokens: list[str], notify: Notify) -> None:
         self._loop, self._stream, self._tokens, self._notify = loop, stream, tokens, notify
         self._stopping, self._ended = threading.Event(), threading.Event()
+        self._owner = os.getpid()
         self._is_left = False
         """Whether the program continues without the production, or ends, and `stop` was not called."""
         self._error: BaseException | None = None
@@ -66,7 +68,7 @@ class BackgroundProduction(Answering):
     @property
     def is_done(self) -> bool:
         """Tell whether it has ended, with or without an error."""
-        return self._ended.is_set()
+        return self._ended.is_set() or os.getpid() != self._owner  # a forked child has this object, and no thread
 
     def wait(self, timeout_s: float | None = None) -> ProductionSummary:
         """Wait until all epochs are produced.
@@ -81,8 +83,7 @@ class BackgroundProduction(Answering):
             WaitTimeout: the production still runs after this time.
             PenstockError: `stop` ended the production. Any other error that ended it is raised as it was.
         """
-        # not join(): Python 3.11 takes a thread for ended once Ctrl-C interrupted a join
-        if not self._ended.wait(timeout_s):
+        if not self._await_end(timeout_s):
             raise WaitTimeout(f"not produced after {timeout_s} s: {self.progress.waits or 'still at work'}")
         if self._error is not None:
             raise self._error
@@ -96,7 +97,7 @@ class BackgroundProduction(Answering):
         An unfinished epoch is abandoned, so that its trainers end.
         """
         self._stopping.set()
-        self._ended.wait()
+        self._await_end()
 
     def __repr__(self) -> str:
         state, progress = "ended" if self.is_done else "running", self.progress
@@ -113,7 +114,12 @@ class BackgroundProduction(Answering):
         """Stop, in bounded time, a production that the program did not wait for."""
         self._is_left = True
         self._stopping.set()
-        self._ended.wait(END_S)
+        self._await_end(END_S)
+
+    def _await_end(self, limit_s: float | None = None) -> bool:
+        """Wait until it has ended. Returns False if it has not after ``limit_s``."""
+        # not join(): Python 3.11 takes a thread for ended once Ctrl-C interrupted a join
+        return self.is_done or self._ended.wait(limit_s)
 
     def _run(self) -> None:
         try:
@@ -188,7 +194,7 @@ def produce(
         The production, which continues in the background unless ``wait`` is true.
 
     Raises:
-        StreamConflict: an earlier production of this process, or another program, is making epochs of the stream.
+        StreamConflict: an earlier production of this process is making epochs of the stream.
         PenstockError: the source or an option is wrong, or the production failed while the call waited.
 
     Example:
@@ -212,12 +218,6 @@ def produce(
     callable_of("notify", notify, "print")
     if workers < 1:
         raise PenstockError("workers=0: objects without an import name need local workers; give workers=1 or more")
-    block_transform = tuning.block_transform
-    objects = [dataset, *(function for function in (transform, block_transform) if callable(function))]
-    tokens = register_alike(objects)
-    functions = iter(tokens[1:])
-    transform = next(functions) if callable(transform) else transform
-    block_transform = next(functions) if callable(block_transform) else block_transform
     settings = Settings.from_environment()
     url = url or settings.url
     if (running := _RUNNING.get((url, stream))) is not None and not running.is_done:
@@ -225,6 +225,12 @@ def produce(
             f"this process has a {running!r}, and two would open the same epochs: wait() for that one, stop() it, or "
             "name another stream"
         )
+    block_transform = tuning.block_transform
+    objects = [dataset, *(function for function in (transform, block_transform) if callable(function))]
+    tokens = register_alike(objects)
+    functions = iter(tokens[1:])
+    transform = next(functions) if callable(transform) else transform
+    block_transform = next(functions) if callable(block_transform) else block_transform
     options = WorkerOptions(
         url=url, queue_url=settings.named_queue_url or url, queue=f"penstock-{secrets.token_hex(4)}",
         memory_bytes=tuning.worker_memory_bytes,

@@ -11,7 +11,7 @@ from penstock_common.printable import listed, readable_bytes, readable_span
     ("count", "text"),
     [
         (0, "0 KiB"), (1, "1 byte"), (1023, "1023 bytes"), (1024, "1 KiB"), (3 << 19, "1.5 MiB"), (10 << 20, "10 MiB"),
-        (1 << 30, "1024 MiB"), (21 << 29, "10.5 GiB"), (1 << 40, "1024.0 GiB"),
+        (1 << 30, "1024 MiB"), (21 << 29, "10.5 GiB"), (1 << 40, "1024.0 GiB"), (21 << 39, "10.5 TiB"),
     ],
 )  # fmt: skip
 def test_bytes_have_at_least_two_digits_that_count(count: int, text: str) -> None:

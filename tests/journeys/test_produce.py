@@ -19,6 +19,7 @@ from penstock_common.errors import PenstockError, StreamConflict, WaitTimeout
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
+from penstock_producer.sources import names
 from penstock_producer.sources.config import LocalConfig
 from penstock_producer.sources.names import register
 from tests.contracts.processes import child
@@ -177,13 +178,27 @@ def test_a_cell_that_runs_twice_is_told_of_the_production_that_is_at_work(any_ur
         return {"n": number}
 
     with penstock.produce(range(400), transform=slow, url=any_url, epochs=3) as first:
+        registered = len(names._OBJECTS)
         for _ in range(2):
             with pytest.raises(StreamConflict, match=r"<production of 'train', running: .*wait\(\) for that"):
                 penstock.produce(range(400), transform=slow, url=any_url, epochs=3)
+        assert len(names._OBJECTS) == registered
         penstock.produce(range(4), transform=slow, url=any_url, stream="other", wait=True)
         first.stop()
         penstock.produce(range(4), transform=slow, url=any_url, wait=True)
     assert repr(first).startswith("<production of 'train', ended: ")
+
+
+def test_a_forked_child_does_not_wait_for_the_production_of_its_parent(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the object and no thread, so a `with` block that it left would never end."""
+    with penstock.produce(range(4), transform=lambda n: {"n": n}, url=any_url) as production:
+        production.wait(20)
+        production._ended.clear()
+        monkeypatch.setattr(production, "_owner", production._owner + 1)
+        production.stop()
+        assert production.is_done
 
 
 def test_an_interrupted_wait_ends_the_workers(any_url: str) -> None:

@@ -162,14 +162,15 @@ def test_a_production_whose_number_is_taken_leaves_the_plan_to_the_other(
     """Trainers waited for ever for epochs that it had announced, or in the one that it had open."""
     options = WorkerOptions(url=any_url, queue_url=any_url)
     first = Production(numbers(epochs=3), options, workers=1)
-    second = Production(numbers(seed=7, epochs=5), options, workers=0)
+    others = [Production(numbers(seed=7, epochs=count), options, workers=0) for count in (5, 3, 1)]
     with first:
         looks = first.run()
         next(looks)
-        with second, pytest.raises(StreamConflict):
-            next(second.run())
         stream = load_stream(any_client, "digits")
-        assert read_counters(any_client, stream)[1] == 3
+        for other in others:
+            with other, pytest.raises(StreamConflict):
+                next(other.run())
+            assert read_counters(any_client, stream)[1] == 3
         monkeypatch.setattr(Dispatcher, "is_at_work", lambda *_: False)  # it looks as the first worker starts
         third = Production(numbers(seed=8, epochs=2), options, workers=0)
         with third:
@@ -180,6 +181,21 @@ def test_a_production_whose_number_is_taken_leaves_the_plan_to_the_other(
         states = retained_epochs(any_client, stream)
     assert {epoch: states[epoch] in ("produced", "abandoned") for epoch in (0, 1)} == {0: True, 1: True}
     assert read_counters(any_client, stream)[1] == 4
+
+
+def test_an_unfinished_epoch_is_continued_beside_another_production(any_url: str) -> None:
+    """Both have epochs of their own, and trainers wait for the unfinished one first."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    slow = DatasetConfig(name="tests.producer.made:numbers", transform="tests.producer.made:slowly")
+    with Production(numbers(seed=9), options, workers=0) as left:
+        next(left.run())
+    with Production(numbers(source=slow, epochs=2), options, workers=1) as other:
+        looks = other.run()
+        next(looks)
+        while not other._dispatcher.is_at_work(other._in_work()[0].manifest.id):
+            next(looks)
+        with Production(numbers(seed=9), options, workers=0) as resumed:
+            assert (resumed.epochs, other.epochs) == ((0,), (1, 2))
 
 
 def test_a_production_is_refused_while_another_has_more_epochs_to_make(any_url: str) -> None:

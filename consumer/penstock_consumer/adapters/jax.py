@@ -350,7 +350,8 @@ def _narrowed(name: str, value: Any) -> Any:
             )
     with np.errstate(over="ignore"):
         narrow: NDArray[Any] = value.astype(kept)
-    if kept.kind in "fc" and (lost := np.isfinite(value) & ~np.isfinite(narrow)).any():
+    is_suspect = kept.kind in "fc" and not np.isfinite(narrow).all()
+    if is_suspect and (lost := np.isfinite(value) & ~np.isfinite(narrow)).any():
         raise SpecMismatch(name, f"a {value.dtype} value of {value[lost][0]:.6g}", f"what {kept} can hold", _X64)
     return narrow
 

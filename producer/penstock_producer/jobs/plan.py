@@ -170,20 +170,20 @@ def find_epochs(
     if plan.numbers is not None:
         return list(plan.numbers), find_manifest(client, stream, plan.numbers[0])
     following, final, _ = read_counters(client, stream)
-    unfinished = [one for one in _unfinished(client, stream) if _is_same(one, fingerprint, seed)]
+    unfinished = [one for one in _unfinished(client, stream) if is_same(one, fingerprint, seed)]
     if unfinished:
         last = max(final or 0, unfinished[-1].epoch + 1)
         mine = {manifest.epoch for manifest in unfinished}
         return [e for e in range(unfinished[0].epoch, last) if e in mine or e >= following], unfinished[0]
     newest = find_manifest(client, stream, following - 1) if following else None
-    if newest and final and final > following and newest.state == PRODUCED and _is_same(newest, fingerprint, seed):
+    if newest and final and final > following and newest.state == PRODUCED and is_same(newest, fingerprint, seed):
         return list(range(following, final)), newest
     return list(range(following, following + epochs)), None
 
 
 def unfinished_of_others(client: Client, stream: Stream, fingerprint: str, seed: int) -> list[Manifest]:
     """Return the unfinished epochs of other productions, which a production of this source and seed never completes."""
-    return [one for one in _unfinished(client, stream) if one.fingerprint and not _is_same(one, fingerprint, seed)]
+    return [one for one in _unfinished(client, stream) if one.fingerprint and not is_same(one, fingerprint, seed)]
 
 
 def begun_otherwise(plan: ProductionPlan) -> str:
@@ -209,10 +209,11 @@ def _unfinished(client: Client, stream: Stream) -> list[Manifest]:
 def ids_of_source(client: Client, stream: Stream, fingerprint: str, seed: int) -> set[str]:
     """Return the ids of the manifests of retained epochs that a source made."""
     found = (find_manifest(client, stream, epoch) for epoch in retained_epochs(client, stream))
-    return {manifest.id for manifest in found if manifest is not None and _is_same(manifest, fingerprint, seed)}
+    return {manifest.id for manifest in found if manifest is not None and is_same(manifest, fingerprint, seed)}
 
 
-def _is_same(manifest: Manifest, fingerprint: str, seed: int) -> bool:
+def is_same(manifest: Manifest, fingerprint: str, seed: int) -> bool:
+    """Return whether a production of this source and seed made the epoch."""
     return manifest.kind == "epoch" and manifest.fingerprint == fingerprint and manifest.seed == seed
 
 

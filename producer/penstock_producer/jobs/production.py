@@ -60,6 +60,7 @@ from penstock_producer.jobs.plan import (
     begun_otherwise,
     find_epochs,
     ids_of_source,
+    is_same,
     open_writer,
     unfinished_of_others,
 )
@@ -232,6 +233,7 @@ class Production(AbstractContextManager["Production"]):
         self._todo, earlier = find_epochs(self._client, stream, fingerprint, plan)
         self._final_before: int | None = None
         """The end that was announced before this run announced its own."""
+        self._has_announced = False
         self._tell_of_others(stream)
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
@@ -265,13 +267,15 @@ class Production(AbstractContextManager["Production"]):
 
         Raises StreamConflict if their production is at work, and will open an epoch that this run would open, too.
         """
-        final = read_counters(self._client, stream)[1] or 0
+        following, final, _ = read_counters(self._client, stream)
+        # without a final number the other one is endless
+        both = [epoch for epoch in self._todo if epoch >= following and (final is None or epoch < final)]
         for manifest in unfinished_of_others(self._client, stream, self._planned.fingerprint, self._plan.seed):
             done, epoch = sum(manifest.done.values()), manifest.epoch
-            if self._todo and self._todo[0] < final and self._dispatcher.is_at_work(manifest.id):
+            if both and self._dispatcher.is_at_work(manifest.id):
                 raise StreamConflict(
-                    f"another production is making epoch {epoch} of {stream.name!r}, and will make epoch "
-                    f"{self._todo[0]}: wait for its end, stop it, or write another stream"
+                    f"another production is making epoch {epoch} of {stream.name!r}, and will make epoch {both[0]}: "
+                    "wait for its end, stop it, or write another stream"
                 )
             of = "" if manifest.samples is None else f" of {manifest.samples:,}"
             self._notify(
@@ -342,7 +346,7 @@ class Production(AbstractContextManager["Production"]):
         """Tell trainers which epoch is the last, or that it is not known."""
         final, before = self._final, read_counters(self._client, self._writer.stream)[1]
         if final != before:
-            self._final_before = before
+            self._final_before, self._has_announced = before, True
             set_plan(self._client, self._writer.stream, final)
 
     @property
@@ -366,10 +370,16 @@ class Production(AbstractContextManager["Production"]):
         )
 
     def _give_way(self) -> None:
-        """Leave the next epoch, and those behind it, to the production that has its number. Abandon what is open."""
+        """Leave the stream to the production that has the number of the next epoch, and abandon what is open here.
+
+        A run of the same source that cut the epoch otherwise goes on with what is open.
+        """
+        taken = find_manifest(self._client, self._writer.stream, self._todo[0]) if self._todo else None
+        if taken is None or is_same(taken, self._planned.fingerprint, self._plan.seed):
+            return
         self._abandon_open()
-        if self._todo and self._final == read_counters(self._client, self._writer.stream)[1]:
-            set_plan(self._client, self._writer.stream, max(self._final_before or 0, self._todo[0] + 1))
+        if self._has_announced and read_counters(self._client, self._writer.stream)[1] == self._final:
+            set_plan(self._client, self._writer.stream, self._final_before)
 
     def abandon(self) -> None:
         """Declare that what is unfinished will not come, so that trainers end."""

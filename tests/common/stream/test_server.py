@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import importlib.util
 import os
 import re
@@ -257,13 +259,25 @@ def test_a_folder_of_an_append_only_file_is_that_of_one_server(
 ) -> None:
     """Two servers write over each other's file: after a restart, every confirmed sample of one of them is gone."""
     monkeypatch.setattr(embedded, "_AOF_GRACE_S", 0.3)
+    monkeypatch.setattr(embedded, "_ENDING_S", 0.0)
     with fresh_server(appendonly=True, directory=tmp_path) as first:
-        for port in (None, embedded._free_port()):
+        for port in (None, embedded._free_port(), first.port):
             with pytest.raises(ServerUnsuitable, match=rf"another server keeps .* in {tmp_path}.*: use that one, stop"):
                 fresh_server(appendonly=True, directory=tmp_path, port=port)
         first.kill()  # the lock is the server's, not its owner's
         with fresh_server(appendonly=True, directory=tmp_path) as second:
             assert second.is_running
+
+
+def test_a_file_system_without_locks_is_refused_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre and some NFS have none. There nothing keeps a second server away."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ServerUnsuitable, match=rf"cannot lock {tmp_path}: No locks available; name another folder"):
+        EmbeddedServer(appendonly=True, directory=tmp_path)
 
 
 def test_a_server_waits_for_the_end_of_the_one_before(fresh_server: ServerFactory, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class _PartitionJudgement:
         strays = self._strays.get(shard, [])  # an open epoch's shard that lost its index has them beyond its end
         length = max(planned, end, *(int(span.offsets[-1]) + 1 for span in strays if len(span.offsets)))
         if end > planned:
-            late = f"offsets {planned}-{end - 1} came after the epoch was closed, and nobody reads them"
+            late = f"offsets {planned}-{end - 1} came after the epoch was closed, and readers refuse them"
             self._find(f"shard {shard} is committed up to {end}, its manifest plans {planned}: {late}")
         writers = sorted({record.writer for record in records if record.writer})
         if len(writers) > 1:
@@ -252,8 +252,11 @@ class _PartitionJudgement:
         if is_gone or (not is_there and not self._is_rightly_trimmed(shard, record)):
             if held is None:
                 self._missing.append((shard, record))
-            self._audit.missing.append(lost)
-            if self._given_up(shard, record.end)[offsets].all():
+            is_given_up = bool(self._given_up(shard, record.end)[offsets].all())
+            # what a dead letter's own note gave up would count as delivered once a repair removes the note
+            if held is None or not is_given_up:
+                self._audit.missing.append(lost)
+            if is_given_up:
                 return _Span(record.entry_id, offsets, is_there)
             name = f"entry {record.entry_id.decode()} ({_identity(shard, record)})"
             if held is not None:
@@ -262,7 +265,7 @@ class _PartitionJudgement:
                 self._find(f"{name} is in the index and not in the stream: it was deleted, and not by retention")
         elif not is_there:
             self._audit.count(trimmed=1)
-        elif held is not None and held.is_damaged:
+        elif held is not None and held.is_damaged and not self._given_up(shard, record.end)[offsets].all():
             self._audit.missing.append(lost)  # `_check_header` names it
         return _Span(record.entry_id, offsets, is_there)
 

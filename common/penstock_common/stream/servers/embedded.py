@@ -74,6 +74,8 @@ _AOF_GRACE_S = 10.0
 """The time that a server with an append-only file has for its end, before the watcher kills it."""
 _LOCK_FILE = "server.lock"
 """The file by which a server holds the folder of its append-only file."""
+_ENDING_S = 5.0
+"""The time beyond its grace in which a server of an owner that was killed has ended."""
 _LOCK_EVERY_S = 0.05
 """The pause between two tries to lock it."""
 _PROBE_S = 1.0
@@ -147,8 +149,8 @@ class EmbeddedServer:
             kept = data if appendonly and directory is not None else None
             if kept is not None:
                 _require_own(kept)
+                self._inherited = (_lock(kept, 0.0 if port and not _is_free(port) else _AOF_GRACE_S + _ENDING_S),)
                 if port is None or _is_free(port):  # else a server may be writing the file
-                    self._inherited = (_lock(kept),)
                     cut_open_transaction(kept)
             self.password = extra.get("requirepass", _choose_password(kept) if password is None else password)
             settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
@@ -377,25 +379,29 @@ def _require_own(data: Path) -> None:
             (data / name).chmod(0o700 if (data / name).is_dir() else 0o600)
 
 
-def _lock(folder: Path) -> int:
+def _lock(folder: Path, limit_s: float) -> int:
     """Return a descriptor that locks the folder of an append-only file. Two servers would write over each other's.
 
-    Waits for a server that is about to end. Raises ServerUnsuitable if one runs on.
+    Waits up to ``limit_s`` for a server that is about to end. Raises ServerUnsuitable if one runs on.
     """
     try:
         descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ServerUnsuitable(f"cannot lock {folder} for one server: {error.strerror}; name a folder") from None
-    deadline, wait = time.monotonic() + _AOF_GRACE_S, Wait()
+        raise ServerUnsuitable(f"cannot lock {folder}: {error.strerror}; name another folder") from None
+    deadline, wait = time.monotonic() + limit_s, Wait()
     try:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return descriptor
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    why = f"another server keeps its append-only file in {folder}, and is still running"
-                    raise ServerUnsuitable(f"{why}: use that one, stop it, or name another folder") from None
+                if time.monotonic() >= deadline:
+                    where = f"another server keeps its append-only file in {folder}"
+                    raise ServerUnsuitable(
+                        f"{where}, and is still running: use that one, stop it, or name another folder"
+                    ) from None
+            except OSError as error:  # a file system without locks
+                raise ServerUnsuitable(f"cannot lock {folder}: {error.strerror}; name another folder") from None
             wait.because("folder", lambda: f"another server, which keeps its append-only file in {folder}, to end")
             time.sleep(_LOCK_EVERY_S)
     except BaseException:
