@@ -38,6 +38,17 @@ def train(url: str, kind: str, is_closed: str) -> None:
             time.sleep(0.01)
 
 
+def leave(url: str, acknowledges: str) -> None:
+    """Print a line before and after a loader is closed, whose last batch is to be acknowledged or is not."""
+    loader = Loader("t", group="g", batch_size=4, url=url, acknowledge=acknowledges)  # type: ignore[arg-type]
+    for _ in loader:
+        break
+    print("batch", flush=True)
+    time.sleep(2)  # meanwhile the server is stopped
+    loader.close()
+    print("closed", flush=True)
+
+
 def idle() -> None:
     """Do nothing, to measure what Python itself needs to end with the same modules."""
     print("batch", flush=True)
@@ -122,6 +133,37 @@ def test_an_interrupted_training_ends_at_once(server: EmbeddedServer, kind: str,
         return
     produce(server.url, "t", SAMPLES)
     require_at_once(seconds_to_end(server, kind, is_closed, how))
+
+
+def test_an_interrupted_close_ends_at_once(server: EmbeddedServer) -> None:
+    """It gave the silent server another 16 s to hear that the loader leaves, after Ctrl-C."""
+    produce(server.url, "t", SAMPLES)
+    with child(leave, server.url, "on_next") as training:
+        read_lines(training, 1)
+        try:
+            os.kill(server.pid, signal.SIGSTOP)
+            time.sleep(4)
+            began = time.monotonic()
+            training.interrupt()
+            training.finish()
+            require_at_once(time.monotonic() - began)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert training.process.returncode == -signal.SIGINT
+
+
+def test_a_close_without_acknowledgements_waits_5_s_for_a_silent_server(server: EmbeddedServer) -> None:
+    """It took 16 s: two tries to leave and one to take a report back, of 5 s each."""
+    produce(server.url, "t", SAMPLES)
+    with child(leave, server.url, "manual") as training:
+        read_lines(training, 1)
+        try:
+            os.kill(server.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            assert training.line() == "closed"
+            assert time.monotonic() - began < 2 + 5 + 3
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
 
 
 def test_one_that_waits_for_a_stream_ends_at_once(server: EmbeddedServer) -> None:

@@ -678,6 +678,9 @@ class Loader(AlwaysTrue, Passing):
         self._resources.take_time()
         try:
             self._acknowledger.close()
+        except (KeyboardInterrupt, SystemExit):
+            self._resources.hurry()
+            raise
         finally:
             self._leave()
 

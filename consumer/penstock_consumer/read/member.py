@@ -25,7 +25,7 @@ from penstock_common.stream.groups.roster import Membership, known_groups, load_
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import read_counters
-from penstock_common.waiting import Wait, join
+from penstock_common.waiting import AT_ONCE_S, Wait, join
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
@@ -384,6 +384,7 @@ class Member:
         try:
             claim.client.ping()
         except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
+            claim.client.limit_patience(0, AT_ONCE_S)
             self.heartbeat.stop(GONE_S if patience_s else 0)
             raise
         if run is not None:
