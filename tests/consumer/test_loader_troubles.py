@@ -173,6 +173,18 @@ class TestWaits:
         with loader_of(any_url) as loader, pytest.raises(GroupFinished, match=r"epochs 0-1.*start='earliest'"):
             list(loader)
 
+    def test_a_member_that_comes_too_late_is_told_who_holds_the_samples(self, any_url: str, any_client: Client) -> None:
+        """It read that its group had read the epoch, of which ten samples were acknowledged."""
+        produce(any_url, "t", 30)
+        set_plan(any_client, open_stream(any_client, "t"), 1)
+        with loader_of(any_url, member="a", batch_size=10) as first, loader_of(any_url, member="b") as late:
+            batches = iter(first)
+            next(batches)
+            next(batches)
+            said = r"has read epoch 0 .*samples held and not acknowledged: \d by member 'a'. A new loader of the group"
+            with pytest.raises(GroupFinished, match=said):
+                list(late)
+
     def test_a_finished_learner_of_a_feed_is_told_of_writers(self, any_url: str) -> None:
         """`penstock produce` would write other samples into the stream of the actors."""
         with Writer("t", url=any_url, spec=SPEC) as writer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from penstock_common.errors import PenstockError
@@ -129,6 +129,21 @@ def why_no_epoch(
         )
     which = "has no other epoch" if begun else "has no epoch yet"
     return f"stream {stream!r} {which} for group {group!r}: `penstock produce` makes one"
+
+
+def explain_unacknowledged(held: Mapping[str, int]) -> str:
+    """Return what becomes of entries that other members hold. '' without any.
+
+    Args:
+        held: Member -> number of its entries.
+    """
+    if not held:
+        return ""
+    each = [f"{count} by member {name!r}" for name, count in sorted(held.items(), key=lambda one: -one[1])]
+    return (
+        f"; blocks of samples held and not acknowledged: {listed(each, SHOWN)}. A new loader of the group gets those "
+        "of a member that ends"
+    )
 
 
 def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:

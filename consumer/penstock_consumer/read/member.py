@@ -6,21 +6,22 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 from weakref import WeakMethod, WeakValueDictionary
 
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, PenstockError
-from penstock_common.explain.sentences import why_no_epoch
+from penstock_common.explain.sentences import explain_unacknowledged, why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.printable import listed
 from penstock_common.stream.audit.reconciliation import is_left_over
 from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import pending_members
 from penstock_common.stream.feeds import FEED
-from penstock_common.stream.groups.presence import count_live
+from penstock_common.stream.groups.presence import count_live, is_returned
 from penstock_common.stream.groups.roster import Membership, known_groups, load_roster, replaced, unknown_group
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
@@ -187,10 +188,20 @@ class Member:
         roster = load_roster(client, stream.partitions[0])
         found = [find_manifest(client, stream, epoch) for epoch in roster.epochs if first <= epoch <= after]
         given = [one for one in found if one is not None and one.state != ABANDONED]
-        return why_no_epoch(
+        why = why_no_epoch(
             stream.name, self.claim.who.group, roster, first=first, begun=begun, given=[one.epoch for one in given],
             half_open=self._half_open, is_feed=bool(given) and given[-1].kind == FEED,
         )  # fmt: skip
+        return why + explain_unacknowledged(self._held_by_others([one.epoch for one in given]))
+
+    def _held_by_others(self, epochs: Sequence[int]) -> dict[str, int]:
+        """Return the other members that hold entries of these epochs, each with their number."""
+        claim = self.claim
+        if isinstance(claim, RankClaim) or not epochs:
+            return {}
+        keys = [(partition, epoch) for epoch in epochs for partition in self.stream.partitions]
+        held = pending_members(claim.client, keys, claim.who.group)
+        return {name: count for name, count in held.items() if name != claim.who.member and not is_returned(name)}
 
     # --- reading them ---
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_common.explain.sentences import why_no_epoch
+from penstock_common.explain.sentences import explain_unacknowledged, why_no_epoch
 from penstock_common.stream.groups.roster import GroupRecord, Roster
 
 GROUP = GroupRecord(first=0, declared=False, holds=True, seen_ms=0, read=-1, lost=None)
@@ -52,6 +52,15 @@ def test_an_epoch_is_said_to_have_gaps_only_if_it_has(trimmed: tuple[int, ...], 
     """`Loader(start=2)` may name the next epoch, and a user who reads of a gap looks for a loss."""
     roster = Roster("1", epochs={0: "a", 1: "b"}, trimmed=frozenset(trimmed))
     assert why(roster, first=2, begun=2).startswith(f"group 'g' {reason}")
+
+
+def test_blocks_of_other_members_are_named_by_size() -> None:
+    """A member that reads alone has no other to wait for."""
+    assert explain_unacknowledged({}) == ""
+    held = {"a": 1, "b": 20, "c": 3, "d": 2, "e": 1}
+    assert ": 20 by member 'b', 3 by member 'c', 2 by member 'd', 1 by member 'a' and 1 more. A new loader" in (
+        explain_unacknowledged(held)
+    )
 
 
 def test_an_epoch_that_is_being_opened_is_named_first() -> None:

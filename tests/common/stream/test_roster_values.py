@@ -143,7 +143,7 @@ def test_a_membership_says_the_kind_of_its_group_if_it_knows_it() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("PENSTOCK replaced", MemberReplaced, "another process joined group 'g' as 'rank-0': this one stops"),
+        ("PENSTOCK replaced", MemberReplaced, "another notebook or job uses this group by mistake, give"),
         ("PENSTOCK rank 3", MemberReplaced, "another number of ranks now: this one, 'rank-0', stops"),
         ("PENSTOCK gone", GroupNotFound, "'g' is no longer on the roster of 't': it was dropped"),
         ("NOPERM no permissions", None, ""),

@@ -567,7 +567,11 @@ def replaced(who: Membership) -> MemberReplaced:
     named, advice = f"member {who.member!r}", "give each process its own member name"
     if who.order is not None:
         named = repr(who.member)
-        advice = "a rank is one loader, so close the older one first" if is_here else "each rank is one process"
+        advice = (
+            "a rank is one loader, so close the older one first"
+            if is_here
+            else "each rank is one process; if another notebook or job uses this group by mistake, give it another one"
+        )
     elif is_here:
         advice = (
             "to share the group's batches, make each loader in the thread that reads it, or give each a name of its "
