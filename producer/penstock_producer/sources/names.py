@@ -36,7 +36,10 @@ def split_name(name: str) -> tuple[str, str]:
             "a function in the module may give it some"
         )
     if not colon or not module_name or not attribute:
-        raise SourceError(f"{name!r} is not an import name; write module:attribute, like {_like(name)}")
+        its_own = getattr(sys.modules["__main__"], name, None)
+        is_local = callable(its_own) and getattr(its_own, "__module__", "") == "__main__"
+        itself = f", or give the function itself, without quotes: {name}" if is_local else ""
+        raise SourceError(f"{name!r} is not an import name; write module:attribute, like {_like(name)}{itself}")
     if module_name.endswith(".py") or "/" in module_name:
         wanted = Path(module_name).with_suffix("").as_posix().replace("/", ".")
         raise SourceError(f"{name!r} names a file; write the module instead: {wanted}:{attribute}")

@@ -451,6 +451,12 @@ def test_settings_the_server_refuses_are_told_in_its_own_words() -> None:
         EmbeddedServer(extra={"no-such-setting": "1"})
 
 
+def test_a_port_in_the_place_of_the_executable_is_told_from_it() -> None:
+    """The error was posixpath's, about bytes and os.PathLike."""
+    with pytest.raises(TypeError, match="executable is 7710, expected a path or a name; for a port write port=7710"):
+        EmbeddedServer(7710)  # type: ignore[arg-type]
+
+
 def test_an_executable_that_is_no_server_is_refused_before_it_runs(tmp_path: Path) -> None:
     """It takes one line, not a start that never answers."""
     for executable in ("/bin/ls", tmp_path / "missing"):

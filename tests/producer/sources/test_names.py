@@ -38,6 +38,18 @@ def test_modules_of_the_current_directory_are_found(user_module: UserModule) -> 
     assert resolve("os.path:join")("a", "b") == "a/b"
 
 
+def test_the_name_of_a_function_of_a_notebook_is_told_from_an_import_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell defines it, so no module has it."""
+
+    def aug(item: object) -> object:
+        return item
+
+    aug.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "aug", aug, raising=False)
+    with pytest.raises(SourceError, match=r"write module:attribute, .*, or give the function itself, .*: aug$"):
+        resolve("aug")
+
+
 def test_functions_and_classes_are_called_objects_are_not(user_module: UserModule) -> None:
     """A dataset is named by its object, its class, or the function that makes it."""
     name = user_module(

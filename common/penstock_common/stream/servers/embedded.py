@@ -135,6 +135,10 @@ class EmbeddedServer:
         password: str | None = None,
         extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        if isinstance(executable, int):
+            raise TypeError(
+                f"executable is {executable}, expected a path or a name; for a port write port={executable}"
+            )
         self._build = choose(executable)
         self._owner = os.getpid()
         self._grace_s = _AOF_GRACE_S if appendonly else 0.0
