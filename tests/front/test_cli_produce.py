@@ -431,7 +431,7 @@ def test_an_iterable_that_fails_says_what_becomes_of_its_epoch(any_url: str, tmp
     """Twelve samples were gone without a word. Of an empty one, no worker was said to have taken the job."""
     (tmp_path / "gens.py").write_text(
         "def breaks():\n    for n in range(20):\n        if n == 12:\n            raise ValueError('a broken row')\n"
-        "        yield {'n': n}\n\n\ndef empty():\n    return iter(())\n"
+        "        yield {'n': n}\n\n\ndef empty():\n    return iter(())\n\n\ndef away():\n    yield open('rows.csv')\n"
     )
     produce = ("produce", "generator", "--workers", "1", "--url", any_url)
     code, _, err = run(*produce, "gens:breaks", cwd=tmp_path)
@@ -441,8 +441,11 @@ def test_an_iterable_that_fails_says_what_becomes_of_its_epoch(any_url: str, tmp
     )
     code, _, err = run(*produce, "gens:empty", "--stream", "other", cwd=tmp_path)
     assert (code, "has taken one of its jobs" in err) == (1, False), err
-    assert "waiting: a shard is tried again: gens:empty gave no items" in err
+    assert "tried again" not in err
     assert err.rstrip().endswith("gens:empty gave no items")
+    code, _, err = run(*produce, "gens:away", "--stream", "third", cwd=tmp_path)
+    assert code == 1
+    assert "waiting: a shard is tried again: gens:away failed at item 0: FileNotFoundError" in err
 
 
 def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
-from penstock_common.errors import PenstockError, StreamConflict, WaitTimeout
+from penstock_common.errors import EpochFailed, PenstockError, StreamConflict, WaitTimeout
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
@@ -48,6 +49,30 @@ def test_a_closure_over_a_list_becomes_an_epoch(url: str) -> None:
         assert os.getpid() not in {int(s["pid"]) for s in samples}
     assert production.is_done
     assert production.progress.done == 80
+
+
+def test_a_generator_with_a_mistake_fails_at_once(any_url: str) -> None:
+    """It was tried four more times, and for 8 s nothing said why."""
+
+    def mistaken() -> Any:
+        yield {"x": nowhere}  # type: ignore[name-defined]  # noqa: F821
+
+    for broken, why in ((mistaken, "NameError"), (lambda: 3, "'int' object is not iterable")):
+        production = penstock.produce(broken, url=any_url)
+        with pytest.raises(EpochFailed, match=why):
+            production.wait(5)
+
+
+def test_a_generator_that_is_tried_again_says_why(any_url: str) -> None:
+    """The job counts as running while its worker pauses, so nothing was said before the last try."""
+
+    def away() -> Any:
+        raise ConnectionError("the camera is away")
+        yield
+
+    said = r"a shard is tried again: .*the camera is away"
+    with penstock.produce(away, url=any_url) as production, pytest.raises(WaitTimeout, match=said):
+        production.wait(5)
 
 
 def test_arrays_side_by_side_need_no_transform(any_url: str) -> None:

@@ -72,6 +72,8 @@ class JobReports:
     """The reason why one of them waits, if one does."""
     error: str = ""
     """The reason why a try of one of them failed, if one did."""
+    failing: str = ""
+    """The same of one that made no progress since."""
 
     def add(self, notes: Mapping[str, Any], *, is_done: bool = False) -> None:
         """Add the notes of a job. One that is done does not wait."""
@@ -80,6 +82,8 @@ class JobReports:
         if not is_done:
             self.waits = self.waits or str(notes.get("waits", ""))
             self.error = self.error or str(notes.get("error", ""))
+            if notes.get("failures"):
+                self.failing = self.failing or str(notes.get("error", ""))
 
 
 def limit_patience(client: Client, patience_s: float) -> None:

@@ -195,9 +195,11 @@ class ProgressDetails:
 
     def _why_still(self, jobs: Sequence[str], has_workers: bool) -> str:
         if self._dispatcher.count_workers():
-            if not (running := self._dispatcher.running()):
-                if error := self._dispatcher.reports(jobs).error:
-                    return f"a shard is tried again: {printable(error[:SHOWN_ERROR])}"
+            reports, running = self._dispatcher.reports(jobs), self._dispatcher.running()
+            # a job that failed is still in its worker's hand while that pauses
+            if error := reports.failing if running else reports.error:
+                return f"a shard is tried again: {printable(error[:SHOWN_ERROR])}"
+            if not running:
                 return "no worker of this queue has taken one of its jobs: see what the workers say"
             if silent := self._dispatcher.silent(jobs):
                 shards = ", ".join(job_id.rpartition("-")[2] for job_id in silent[:SHOWN_SHARDS])

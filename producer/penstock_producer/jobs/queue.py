@@ -35,6 +35,7 @@ from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
 from penstock_producer.jobs.task_runner import JobReport, LoginRefused, ShardLost, SourceChanged, TaskRunner
 from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, note_crash, sign
+from penstock_producer.sources.generator import BrokenIterable
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
 """The name that every job carries in the queue. It is no import path: `ShardJob.func` gives the function for it.
@@ -240,7 +241,7 @@ class ShardJob(Job):
         left = self.retries_left or 0
         if isinstance(error, FillStopped | LoginRefused):
             self.retries_left = left + 1  # the job is not to blame
-        elif not isinstance(error, CURED_BY_RETRY) or isinstance(error, SourceChanged | Unauthorized):
+        elif not isinstance(error, CURED_BY_RETRY) or isinstance(error, SourceChanged | BrokenIterable | Unauthorized):
             self.retries_left = 0
         else:
             self.count_failure()

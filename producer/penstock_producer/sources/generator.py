@@ -19,6 +19,12 @@ Factory = Callable[[], Iterable[Any]]
 _ENDED = object()
 GAVE_NOTHING = "gave no items"
 """The end of the error of an empty iterable."""
+_MISTAKES = (ArithmeticError, AttributeError, NameError, TypeError)
+"""The errors of code that fails alike each time. Others may come from files or connections."""
+
+
+class BrokenIterable(SourceError):
+    """An iterable fails in a way that another try does not cure."""
 
 
 class GeneratorSource(ObjectSource):
@@ -49,7 +55,7 @@ class GeneratorSource(ObjectSource):
         except SourceError:
             raise
         except Exception as error:
-            raise SourceError(f"{self._name} gave nothing to iterate: {blame(error)}") from error
+            raise _error_of(error)(f"{self._name} gave nothing to iterate: {blame(error)}") from error
         return _guarded(islice(items, self._limit), self._name)
 
     def make(self, item: Any, position: int, rng: np.random.Generator) -> Sample:
@@ -101,13 +107,17 @@ def _guarded(items: Iterator[Any], name: str) -> Iterator[Any]:
             item = next(items)
         except StopIteration:
             if not position:
-                raise SourceError(f"{name} {GAVE_NOTHING}") from None
+                raise BrokenIterable(f"{name} {GAVE_NOTHING}") from None
             return
         except SourceError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if is_ctrl_c(error):
                 raise
-            raise SourceError(f"{name} failed at item {position}: {blame(error)}") from error
+            raise _error_of(error)(f"{name} failed at item {position}: {blame(error)}") from error
         yield item
         position += 1
+
+
+def _error_of(error: BaseException) -> type[SourceError]:
+    return BrokenIterable if isinstance(error, _MISTAKES) else SourceError

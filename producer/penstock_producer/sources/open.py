@@ -28,7 +28,7 @@ from penstock_producer.sources.config import (
 )
 from penstock_producer.sources.dataset import DatasetSource, require_rows
 from penstock_producer.sources.files import require_local
-from penstock_producer.sources.generator import Factory, GeneratorSource, in_step
+from penstock_producer.sources.generator import GAVE_NOTHING, BrokenIterable, Factory, GeneratorSource, in_step
 from penstock_producer.sources.installed import open_installed
 from penstock_producer.sources.keras import KerasSource, is_keras
 from penstock_producer.sources.names import lookup, name_in_token, resolve, resolve_object
@@ -212,10 +212,20 @@ def _once(iterator: Iterator[Any], name: str) -> Factory:
 
     def factory() -> Iterator[Any]:
         if not left:
-            raise SourceError(f"{name} is an iterator and was read already; give the function that makes it")
-        return left.pop()
+            raise BrokenIterable(f"{name} is an iterator and was read already; give the function that makes it")
+        return _unless_empty(left.pop(), name)
 
     return factory
+
+
+def _unless_empty(iterator: Iterator[Any], name: str) -> Iterator[Any]:
+    """Yield the items of an iterator, and raise an error without any: somebody may have read it before."""
+    is_empty = True
+    for item in iterator:
+        is_empty = False
+        yield item
+    if is_empty:
+        raise BrokenIterable(f"{name} {GAVE_NOTHING}: an iterator can be read once; give the function that makes one")
 
 
 def _local(config: LocalConfig) -> AnySource:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_common.errors import SampleError, SourceError
 from penstock_producer.sources.config import GeneratorConfig, LocalConfig, SourceConfig
-from penstock_producer.sources.generator import GeneratorSource
+from penstock_producer.sources.generator import BrokenIterable, GeneratorSource
 from penstock_producer.sources.names import register
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource
@@ -189,6 +189,33 @@ def test_an_iterator_is_walked_once(name: str) -> None:
     assert len(passed(source)) == 3
     with pytest.raises(SourceError, match="is an iterator and was read already; give the function that makes it"):
         iter(source)
+
+
+def test_an_iterator_that_was_used_up_says_what_to_give_instead() -> None:
+    """A notebook's cell is run twice, and the second run was only told that there are no items."""
+    used = (item for item in range(3))
+    list(used)
+    source = open_items(LocalConfig(token=register(used)))
+    with pytest.raises(BrokenIterable, match="gave no items: an iterator can be read once; give the function that"):
+        list(source)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_broken"), [(NameError, True), (TypeError, True), (OSError, False), (ValueError, False)]
+)
+def test_an_error_that_code_makes_each_time_is_told_from_one_that_may_pass(
+    error: type[Exception], is_broken: bool
+) -> None:
+    """A job is tried again for a lost connection, and not for a name that nobody defined."""
+
+    def fails() -> Any:
+        raise error("x")
+        yield
+
+    for factory in (fails, lambda: next(fails())):
+        with pytest.raises(SourceError) as caught:
+            list(GeneratorSource(factory, "mine"))
+        assert isinstance(caught.value, BrokenIterable) is is_broken
 
 
 def test_objects_of_a_notebook_are_read_as_what_they_are() -> None:
