@@ -437,7 +437,7 @@ class TestBadEntries:
         with loader_of(url, notify=said.append) as loader:
             assert sorted(numbers(loader)) == list(range(100))
             assert loader.stats().bad_entries == len(forged)
-        dead = [line for line in said if "dead letter" in line]
+        dead = [line for line in said if "is a dead letter" in line]
         assert len(dead) == len(forged)
         assert any("ChecksumMismatch" in line for line in dead)
         assert client.hlen(stream.partitions[0].dead(0, "g")) == len(forged)

@@ -367,7 +367,7 @@ class TestRejoining:
         older, newer = (Membership(stream, "g", "rank-0", str(world), RankOrder(0, world, 4)) for world in (1, 2))
         join_group(any_client, older)
         before, partition = partition_slot(any_client, stream, 1), stream.partitions[1]
-        join_group(any_client, newer)
+        join_group(any_client, newer, quiet_ms=0)
         before.restore(any_client)
         for one, field, more in (
             (stream.partitions[0], "g:g", {"first": 1}),
@@ -392,7 +392,7 @@ class TestRejoining:
         older, newer = (Membership(stream, "g", "m", one) for one in ("older", "newer"))
         join_group(any_client, older)
         partition, before = stream.partitions[number], partition_slot(any_client, stream, number)
-        join_group(any_client, newer)
+        join_group(any_client, newer, quiet_ms=0)
         before.restore(any_client)
         any_client.hset(partition.roster, "m:g:m", json.dumps({"inc": "older", "seen": 0}))
         rejoining = Rejoining(any_client, newer, lambda: now_s[0])
@@ -410,7 +410,7 @@ class TestRejoining:
         older, newer = (Membership(stream, "g", "rank-0", str(world), RankOrder(0, world, 4)) for world in (1, 2))
         join_group(any_client, older)
         before = partition_slot(any_client, stream, 1)
-        join_group(any_client, newer)
+        join_group(any_client, newer, quiet_ms=0)
         before.restore(any_client)
         assert Rejoining(any_client, newer).is_back(stream.partitions[1]) is False
         assert group_at(any_client, stream, 1).world == 1
