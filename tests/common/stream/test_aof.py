@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock_common.errors import ServerUnavailable
+from penstock_common.errors import ServerUnsuitable
 from penstock_common.stream.servers.aof import cut_open_transaction
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 
@@ -46,7 +46,7 @@ def test_the_file_of_a_server_that_runs_is_left_alone(
     first = fresh_server(appendonly=True, directory=tmp_path)
     (path,) = [path for path in tmp_path.rglob("*.aof") if ".base." not in path.name]
     path.write_bytes(written := path.read_bytes() + lines_of(*WHOLE[:2]))
-    with pytest.raises(ServerUnavailable, match="already in use"):
+    with pytest.raises(ServerUnsuitable, match=r"another server keeps its append-only file in .*: use that one"):
         fresh_server(appendonly=True, directory=tmp_path, port=first.port)
     assert path.read_bytes() == written
 
