@@ -58,7 +58,7 @@ def readable_bytes(count: int) -> str:
 
 
 def readable_span(seconds: float) -> str:
-    """Return a time span as people read it, in the unit of which there are at least two."""
+    """Return a time span as people read it, in the largest unit of which there are at least two."""
     seconds = max(0.0, seconds)
     for unit, name in ((86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit:

@@ -234,6 +234,7 @@ class Production(AbstractContextManager["Production"]):
         self._final_before: int | None = None
         """The end that was announced before this run announced its own."""
         self._has_announced = False
+        """Whether this run announced an end."""
         self._tell_of_others(stream)
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
@@ -269,12 +270,13 @@ class Production(AbstractContextManager["Production"]):
         """
         following, final, _ = read_counters(self._client, stream)
         # without a final number the other one is endless
-        both = [epoch for epoch in self._todo if epoch >= following and (final is None or epoch < final)]
+        ahead = (epoch for epoch in self._todo if epoch >= following and (final is None or epoch < final))
+        contested = next(ahead, None)
         for manifest in unfinished_of_others(self._client, stream, self._planned.fingerprint, self._plan.seed):
             done, epoch = sum(manifest.done.values()), manifest.epoch
-            if both and self._dispatcher.is_at_work(manifest.id):
+            if contested is not None and self._dispatcher.is_at_work(manifest.id):
                 raise StreamConflict(
-                    f"another production is making epoch {epoch} of {stream.name!r}, and will make epoch {both[0]}: "
+                    f"another production is making epoch {epoch} of {stream.name!r}, and will make epoch {contested}: "
                     "wait for its end, stop it, or write another stream"
                 )
             of = "" if manifest.samples is None else f" of {manifest.samples:,}"
@@ -385,7 +387,7 @@ class Production(AbstractContextManager["Production"]):
         """Declare that what is unfinished will not come, so that trainers end."""
         self._abandon_open()
         if not self._plan.is_endless:
-            set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
+            set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self._final)
 
     def _abandon_open(self) -> None:
         states = retained_epochs(self._client, self._writer.stream)

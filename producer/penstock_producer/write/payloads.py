@@ -276,8 +276,7 @@ class ShardPayloads:
             folder.require_own()
         except SegmentsUnseen as why:
             return why
-        limit = "raise the limit of open files (ulimit -n)"
-        advice = (
-            limit if error.errno in (errno.EMFILE, errno.ENFILE) else "look whether its disk works and takes writes"
-        )
+        advice = "look whether its disk works and takes writes"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            advice = "raise the limit of open files (ulimit -n)"
         return SegmentsUnseen(f"{folder.path} takes no more segments: {error.strerror or error}: {advice}")

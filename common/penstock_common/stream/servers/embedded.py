@@ -384,7 +384,7 @@ def _require_own(data: Path) -> None:
 
 
 def _lock(folder: Path, limit_s: float) -> int:
-    """Return a descriptor that locks the folder of an append-only file. Two servers would write over each other's.
+    """Return a descriptor that locks the folder of an append-only file, because two servers would overwrite it.
 
     Waits up to ``limit_s`` for a server that is about to end. Raises ServerUnsuitable if one runs on.
     """
