@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from penstock_common.errors import SpecMismatch, StateMismatch
+from penstock_common.errors import PenstockError, ServerUnavailable, SpecMismatch, StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_consumer.adapters.step_tracking import StepTracker
@@ -296,3 +297,19 @@ def test_a_state_loaded_in_the_middle_of_a_pass_ends_it_and_one_that_is_refused_
                 mixed.load_state_dict(state)
         assert found == whole[:20]
         assert [step(batch) for batch in mixed] == whole[4:]
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("how", ["close", "with"])
+def test_a_loader_that_fails_to_close_leaves_no_other_one_open(any_url: str, name: str, how: str) -> None:
+    """A server of one stream may be away. The loader of another one stayed a member, and kept its batches."""
+    streams(any_url)
+    with mixture(any_url) as mixed:
+        next(iter(mixed))
+        other = next(loader for stream, loader in mixed._loaders.items() if stream != name)
+        acknowledger = mixed._loaders[name]._acknowledger
+        away = patch.object(acknowledger, "close", side_effect=ServerUnavailable("away"))
+        with away, pytest.raises(ServerUnavailable):
+            mixed.close() if how == "close" else mixed.__exit__(None, None, None)
+        with pytest.raises(PenstockError, match="closed"):
+            next(iter(other))

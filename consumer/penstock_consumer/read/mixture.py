@@ -6,6 +6,7 @@ Nothing is read here. A mixture is an adapter for its loaders, and a loader for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -337,16 +338,19 @@ class Mixture(AlwaysTrue, Passing):
     # --- the end ---
 
     def close(self) -> None:
-        """Close all loaders."""
-        for loader in self._loaders.values():
-            loader.close()
+        """Close all loaders, also after an error of one of them."""
+        with ExitStack() as stack:
+            for loader in self._loaders.values():
+                stack.callback(loader.close)
 
     def __enter__(self) -> Mixture:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
+        stack = ExitStack()
         for loader in self._loaders.values():
-            loader.__exit__(kind, value, trace)
+            stack.push(loader)
+        stack.__exit__(kind, value, trace)
 
 
 class MixtureHooks:
