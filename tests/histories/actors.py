@@ -153,7 +153,7 @@ class Producer:
     def partition(self) -> int | None:
         """Return the partition to which its connection for data leads, or None."""
         feed = self.writer._feed
-        return None if feed is None else feed._committer._partition.number
+        return None if feed is None else feed._committer._target.partition.number
 
     def was_gone_by(self, run: int) -> bool:
         """Return whether it ended without meeting this run of the server."""

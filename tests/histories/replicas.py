@@ -47,7 +47,7 @@ class Answers:
     def _of_block(self, committer: Committer, level: Durability, end: int, safety: Sequence[Reply]) -> str:
         found = _COMMITTED(committer, level, end, safety)
         if safety and not found:
-            self._note([f"p{committer._partition.number}"])
+            self._note([f"p{committer._target.partition.number}"])
         return found
 
     def _make(self, question: Question, confirmer: Confirmer, parts: Sequence[StreamPart]) -> None:

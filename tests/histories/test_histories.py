@@ -15,6 +15,7 @@ from penstock_common.stream.groups.positions import Positions
 from penstock_common.stream.servers.confirmed import Confirmer, Question
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_producer.write.commit import Committer
+from penstock_producer.write.target import ShardTarget
 from tests.histories.interrupts import Hang, Interrupts
 from tests.histories.schedules import scheduled
 from tests.histories.search import arena, search, violation_of
@@ -174,8 +175,8 @@ def test_random_histories_find_two_writers_if_blocks_carry_no_token(place: Arena
     """Without tokens, as it once was, a writer takes the blocks of another for its own."""
     make = Committer.__init__
 
-    def without_token(self: Committer, *args: Any, **options: Any) -> None:
-        make(self, *args, **{**options, "token": ""})
+    def without_token(self: Committer, target: ShardTarget, *args: Any, **options: Any) -> None:
+        make(self, replace(target, token=""), *args, **options)
 
     with patch.object(Committer, "__init__", without_token):
         found, _ = search(place, 40, histories=300, theme="writers")

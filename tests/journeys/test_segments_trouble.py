@@ -45,6 +45,7 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import recycle
 from penstock_producer.write.payloads import open_segment_writer
+from penstock_producer.write.target import ShardTarget
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer import repaired
@@ -102,7 +103,7 @@ def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: s
     for number in range(10):
         builder.add(sample(number))
     block = builder.finish(0)
-    segment_writer = open_segment_writer(client, stream, manifest, 0)
+    segment_writer = open_segment_writer(ShardTarget(client, stream, manifest, 0))
     assert segment_writer is not None
     fields, name = segment_writer.append(encode(block, stream=stream.id, epoch=0, shard=0))
     segment_writer.close()  # as the kernel does for the dead

@@ -49,7 +49,7 @@ WRITE, READ = "producer/penstock_producer/write", "consumer/penstock_consumer/re
 GROUPS = "common/penstock_common/stream/groups"
 TARGETS = [
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("common/penstock_common/server/scripts/*.lua")),
-    *(f"{WRITE}/{name}.py" for name in ("commit", "shard", "retention", "trimmer", "completion")),
+    *(f"{WRITE}/{name}.py" for name in ("commit", "target", "shard", "retention", "trimmer", "completion")),
     *(f"{GROUPS}/{name}.py" for name in ("ledger", "positions", "roster", "outbox")),
     *(f"{READ}/{name}.py" for name in ("ack", "leases", "shared", "claims", "canonical", "ordered", "fetch_plan")),
 ]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock_producer.write import admission
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.quota import LACKING, Admission, QuotaState, decide_admission, find_refusal
+from penstock_producer.write.target import ShardTarget
 
 RECORDED = json.loads((Path(__file__).parent / "admission_cases.json").read_text())
 """Decisions of real runs with full budgets, full servers and full folders, one list for each shard that was written."""
@@ -96,7 +97,7 @@ def control_of(budget: int, payload: str, answers: Any) -> AdmissionControl:
     )
     resources: Any = SimpleNamespace(cleaner=answers, server_memory=answers, order=answers)
     manifest: Any = SimpleNamespace(epoch=0)
-    return AdmissionControl(answers, stream, manifest, 0, lambda: answers.step.now_s, resources)
+    return AdmissionControl(ShardTarget(answers, stream, manifest, 0), lambda: answers.step.now_s, resources)
 
 
 @pytest.mark.parametrize("case", range(len(RECORDED)))

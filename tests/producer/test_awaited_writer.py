@@ -8,6 +8,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_producer.write.admission import NOTE_AFTER_S, AdmissionControl
 from penstock_producer.write.resources import ORDER_LOOK_S, SharedResources
+from penstock_producer.write.target import ShardTarget
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
 
@@ -21,7 +22,7 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
         epoch = writer.epoch(0, sizes=[10, 10])
         resources = SharedResources(any_client, writer.stream, print)
         rooms = [
-            AdmissionControl(any_client, writer.stream, epoch.manifest, shard, lambda: now_s, resources)
+            AdmissionControl(ShardTarget(any_client, writer.stream, epoch.manifest, shard), lambda: now_s, resources)
             for shard in (0, 1)
         ]
         for _ in range(2):  # refused, and a while later still
@@ -45,7 +46,8 @@ def test_nothing_is_sent_ahead_while_a_writer_waits(any_url: str, any_client: Cl
     """A block that is sent with the one before it asks nothing. After a refusal each would be sent again."""
     with writer_of(any_url, spec=SPEC, budget_bytes=100 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
         resources = SharedResources(any_client, writer.stream, lambda _: None)
-        room = AdmissionControl(any_client, writer.stream, epoch.manifest, 0, lambda: 0.0, resources)
+        target = ShardTarget(any_client, writer.stream, epoch.manifest, 0)
+        room = AdmissionControl(target, lambda: 0.0, resources)
         assert room.admit(SAMPLE_BYTES, 0)
         assert room.admit_next(SAMPLE_BYTES, 0), "nothing is in the way"
         if hindered == "by the rule":

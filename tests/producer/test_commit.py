@@ -217,7 +217,7 @@ def test_a_server_that_is_away_just_when_a_shard_is_opened_is_waited_for(
             raise ServerUnavailable("it restarts")
         return open_channel(*arguments, **options)
 
-    monkeypatch.setattr("penstock_producer.write.commit.open_channel", opened)
+    monkeypatch.setattr("penstock_producer.write.target.open_channel", opened)
     with writer_of(any_url) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
     require_exactly_once(any_url, any_client, size=1)

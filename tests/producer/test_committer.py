@@ -225,7 +225,7 @@ class TestOtherServers:
             made.append(open_channel(*what))
             return made[-1]
 
-        monkeypatch.setattr("penstock_producer.write.commit.open_channel", opened)
+        monkeypatch.setattr("penstock_producer.write.target.open_channel", opened)
         monkeypatch.setattr(LossDetector, "check", lambda _: compared.append(len(made)))
         with writer_of(any_url, spec=SPEC) as writer:
             once(monkeypatch, "read_all", ServerUnavailable("cut"))
@@ -347,7 +347,7 @@ class TestConfirmation:
             run.commit(block(0, 4))
             run.commit_all()
             assert waits() == before
-            run._server = "127.0.0.1:1"  # as before a failover
+            run._connection._server = "127.0.0.1:1"  # as before a failover
             run.commit(block(4, 8))
             run.commit_all()
             assert waits() > before
@@ -463,7 +463,7 @@ class TestWaits:
         stopped = [False]
         with writer_of(any_url, spec=SPEC, room_wait_s=limit_s) as writer:
             run = committer_of(writer, is_feed=False)
-            run._should_stop = lambda: stopped[0]
+            run._quota_wait.should_stop = lambda: stopped[0]
             run._admission = admits = cast("Any", Admits(now_s, 1000))
             stopped[0] = limit_s is None
             with pytest.raises(BudgetFull, match="the budget is full"):
@@ -568,7 +568,7 @@ def test_a_server_that_is_away_at_the_end_of_a_shard_is_waited_for(
         run = committer_of(writer, is_feed=False)
         run.commit(block(0, 4))
         run.commit_all()
-        monkeypatch.setattr("penstock_producer.write.commit.open_channel", opened)
+        monkeypatch.setattr("penstock_producer.write.target.open_channel", opened)
         any_client.client_kill_filter(_type="normal", skipme=True)
         run.require_whole(4)
         assert away == []

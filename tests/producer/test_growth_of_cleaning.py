@@ -16,6 +16,7 @@ from penstock_common.tuning import Tuning
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.resources import ORDER_LOOK_S, AdmissionOrder, SharedResources
+from penstock_producer.write.target import ShardTarget
 from penstock_producer.write.trimmer import FAR_S
 from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored
@@ -219,7 +220,7 @@ def test_a_wait_begins_with_short_pauses_however_long_ago_the_last_one_was(any_u
         writer.epoch(sizes=[1])
         manifest = load_manifest(any_client, writer.stream, 0)
         resources = SharedResources(any_client, writer.stream, lambda _: None)
-        keeper = AdmissionControl(any_client, writer.stream, manifest, 0, lambda: now, resources)
+        keeper = AdmissionControl(ShardTarget(any_client, writer.stream, manifest, 0), lambda: now, resources)
         assert not keeper.admit(SAMPLE_BYTES, budget)
         now += 0.4
         assert keeper.admit(SAMPLE_BYTES, 0)
@@ -237,7 +238,7 @@ def test_what_a_full_server_refused_waits_a_round_though_room_was_made(any_url: 
         manifest = load_manifest(any_client, writer.stream, 0)
         assert acknowledge(any_client, writer.stream.partitions[0], manifest, "g", [], {0: [(0, 1)]})
         resources = SharedResources(any_client, writer.stream, lambda _: None)
-        keeper = AdmissionControl(any_client, writer.stream, manifest, 1, lambda: 0.0, resources)
+        keeper = AdmissionControl(ShardTarget(any_client, writer.stream, manifest, 1), lambda: 0.0, resources)
         keeper.note_full_server()
         assert not keeper.admit(SAMPLE_BYTES, SAMPLE_BYTES)
         assert stored(any_client, "t", 0) == Counter()  # space was made

@@ -20,6 +20,7 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write import commit, completion
 from penstock_producer.write.completion import find_forged, first_fault
 from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.target import ShardTarget
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, replayed, sample, writer_of
 
 QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
@@ -240,11 +241,11 @@ def begun(any_url: str) -> Manifest:
 def test_a_long_index_is_read_in_pages(any_client: Client, begun: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard has as many records as blocks, and a writer judges all of them."""
     monkeypatch.setattr(completion, "PAGE", 4)
-    partition = open_stream(any_client, "t").partitions[0]
+    target = ShardTarget(any_client, open_stream(any_client, "t"), begun, 0)
     channel = open_channel(any_client)
-    records = completion.read_index(channel, any_client, partition, 0, 0)
+    records = completion.read_index(channel, target)
     channel.close()
-    assert records == list(index_records(any_client, partition, 0, 0))
+    assert records == list(index_records(any_client, target.partition, 0, 0))
     assert [record.end for record in records] == list(range(4, SIZE + 1, 4))
 
 
@@ -275,16 +276,16 @@ def test_each_entry_of_a_long_index_is_compared_with_its_record(
 ) -> None:
     """A forged one may be anywhere, also where a page of answers begins or ends."""
     monkeypatch.setattr(completion, "PAGE", 4)
-    stream = open_stream(any_client, "t")
-    records = list(index_records(any_client, stream.partitions[0], 0, 0))
-    assert find_forged(any_client, stream, begun, 0, records) is None
+    target = ShardTarget(any_client, open_stream(any_client, "t"), begun, 0)
+    records = list(index_records(any_client, target.partition, 0, 0))
+    assert find_forged(target, records) is None
     for at, record in enumerate(records):
         for changed in (
             replace(record, entry_id=b"1-1"),
             replace(record, entry_id=records[at - 1].entry_id),
             replace(record, holes=()),
         ):
-            assert find_forged(any_client, stream, begun, 0, [*records[:at], changed, *records[at + 1 :]]) is changed
+            assert find_forged(target, [*records[:at], changed, *records[at + 1 :]]) is changed
 
 
 def test_a_missing_entry_is_excused_if_no_group_for_which_data_is_held_lacks_it(
@@ -297,7 +298,7 @@ def test_a_missing_entry_is_excused_if_no_group_for_which_data_is_held_lacks_it(
     group = {"first": 0, "declared": False, "holds": True, "seen": 0, "kind": "shared"}
 
     def forged() -> IndexRecord | None:
-        return find_forged(any_client, stream, begun, 0, records)
+        return find_forged(ShardTarget(any_client, stream, begun, 0), records)
 
     def with_group(name: str, **fields: Any) -> None:
         any_client.hset(partition.roster, f"g:{name}", json.dumps({**group, **fields}))
@@ -335,7 +336,7 @@ def test_an_entry_that_is_no_block_is_not_its_records(any_client: Client, begun:
     partition = stream.partitions[0]
     first, *_ = index_records(any_client, partition, 0, 0)
     wrong = replace(first, entry_id=any_client.xadd(partition.entries(0), {"meta": "rubbish"}))
-    assert find_forged(any_client, stream, begun, 0, [wrong]) is wrong
+    assert find_forged(ShardTarget(any_client, stream, begun, 0), [wrong]) is wrong
 
 
 def test_a_block_of_an_earlier_run_may_have_its_payload_in_a_segment(any_url: str, memory_path: Path) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import (
-    BudgetFull,
     EpochAbandoned,
     EpochNotFound,
     PenstockError,
@@ -28,43 +27,38 @@ from penstock_common.errors import (
     Unauthorized,
 )
 from penstock_common.printable import shortened
-from penstock_common.server.channel import Channel, Reply
-from penstock_common.server.connection import open_channel
+from penstock_common.server.channel import Reply
 from penstock_common.stream.commands import Refused, parse_id
 from penstock_common.stream.entries import (
     IndexRecord,
-    ShardProgress,
     commit_commands,
-    commit_keys,
     index_records,
     is_indexed,
     is_out_of_memory,
     is_sealed,
-    look_commands,
     raise_errors,
     read_commit,
-    read_look,
 )
 from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.groups.losses import note_sent_again, utc
 from penstock_common.stream.manifest import (
     ABANDONED,
-    Manifest,
     UnreplicatedWrites,
     find_manifest,
     open_again,
     state_damage,
 )
 from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_command, unconfirmed_notice
-from penstock_common.stream.streams import Stream, is_released, require_there
-from penstock_common.waiting import Outage, Wait
+from penstock_common.stream.streams import is_released, require_there
+from penstock_common.waiting import Wait
 from penstock_common.wire.block import Block, sizes_of
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.spec import Spec
-from penstock_producer.write.admission import AdmissionControl
+from penstock_producer.write.admission import AdmissionControl, QuotaWait
 from penstock_producer.write.completion import find_forged, first_fault, read_index
 from penstock_producer.write.payloads import FolderFull, ShardPayloads
 from penstock_producer.write.resources import SharedResources
+from penstock_producer.write.target import KnownProgress, ShardConnection, ShardTarget
 from penstock_producer.write.unconfirmed import ANSWER_MS, KeptBlock, UnconfirmedBlocks
 
 P = ParamSpec("P")
@@ -82,7 +76,7 @@ def _with_whole_channel(method: Callable[P, T]) -> Callable[P, T]:
             raise
         except BaseException:
             committer: Any = args[0]
-            committer._channel.close()
+            committer._connection.close()
             raise
 
     return call
@@ -129,58 +123,36 @@ class Committer:
     """Appends to one shard of one epoch."""
 
     def __init__(
-        self, resources: SharedResources, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool,
-        room_wait_s: float | None, should_stop: Callable[[], bool], token: str,
-        clock: Callable[[], float] = time.monotonic,
+        self, target: ShardTarget, resources: SharedResources, *, checksum: bool, room_wait_s: float | None,
+        should_stop: Callable[[], bool], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """Begin to append to one shard, after what is committed of it.
 
         Args:
-            resources: Resources that the shards of one writer share: its control connection, and where lines go.
-            stream: Stream to write to, as it is now.
-            manifest: Manifest of the epoch.
-            shard: Number of the shard.
+            target: Shard to write to.
+            resources: Resources that the shards of one writer share, and where lines go.
             checksum: Whether entries carry a checksum.
             room_wait_s: Longest wait for quota, in seconds; None waits as long as it takes.
-            clock: Monotonic clock.
             should_stop: Asked during a wait for quota; True ends it with BudgetFull.
-            token: Name of a feed's writer. Runs of a planned shard have none, so each continues where another ended.
+            clock: Monotonic clock.
         """
+        stream = target.stream
         stream.compression.require(stream.spec)  # the first sample may have fixed the spec
-        client, notify = resources.client, resources.notify
-        self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
-        self._partition, self._token = stream.partition_of(shard), token
-        self._roster, self._keys = self._partition.roster, commit_keys(self._partition, manifest.epoch, shard)
-        self._notify, self._clock = notify, clock
-        self._resources = resources
-        self._admission = AdmissionControl(client, stream, manifest, shard, clock, resources)
-        self._room_wait_s, self._should_stop = room_wait_s, should_stop
+        self._target, self._resources, self._clock = target, resources, clock
+        self._connection = ShardConnection(target, resources, clock)
+        self._admission = AdmissionControl(target, clock, resources)
+        self._quota_wait = QuotaWait(resources, clock, room_wait_s, should_stop)
         self._sent: SentBlock | None = None
-        self._wait: Wait | None = None
-        """The wait for quota. It lasts until a block is committed, even if the server refuses blocks in between."""
-        self._payloads = ShardPayloads(client, stream, manifest, shard, checksum=checksum)
-        self._durability = Durability.parse(stream.durability)
-        self._unconfirmed = UnconfirmedBlocks(self._durability, resources.replicas, self._roster, clock)
-        self._outage = Outage(notify, doing="writing", clock=clock)
-        self._own: dict[int, IndexRecord] = {}
-        """The records of the blocks that this run committed, by their ends."""
-        self._answered = 0
-        """The offset after the last sample that the server said to be committed."""
-        self._is_taken = False
-        """Whether the epoch continued without this writer's shard."""
-        self._was_cut = False
-        """Whether a connection broke. What was committed before this writer sent it may then be its own."""
+        self._payloads = ShardPayloads(target, checksum=checksum)
+        durability = Durability.parse(stream.durability)
+        self._unconfirmed = UnconfirmedBlocks(durability, resources.replicas, target.partition.roster, clock)
+        self._progress = KnownProgress(target.token)
         self.unreplicated: UnreplicatedWrites | None = None
         """The entries that no replica had when the shard was found whole, if its durability is `auto`."""
-        self._left_out: dict[int, int] = {}
-        """First offset of a block -> its samples that another run had committed."""
-        self._progress: ShardProgress
-        """The shard as the server had it at the last answer."""
         try:
-            self._begin()
+            self._progress.take(self._connection.open())
         except ServerUnavailable as error:
             self._come_back(error)
-        self._found = 0 if token else self._progress.end
         """The offset after what earlier runs had committed when this one began."""
 
     @property
@@ -188,26 +160,22 @@ class Committer:
         """The offset after the last one known to be committed. In another writer's shard, the offset after this
         writer's last sample.
         """
-        return self._answered if self._is_anothers else self._progress.end
+        return self._progress.position
 
     @property
     def left_out(self) -> int:
         """The samples that were not sent, because another run of the shard had committed their offsets."""
-        return sum(self._left_out.values())
-
-    @property
-    def _is_anothers(self) -> bool:
-        return self._is_taken or self._progress.writer not in (None, self._token)
+        return self._progress.left_out
 
     def blocks_to_move(self) -> list[tuple[Block, Mapping[int, str]]]:
         """Return what was sent to a shard that is another writer's, for this writer's next shard.
 
         Raises ShardMismatch where the server lost samples that it had committed there, and that are not kept.
         """
-        kept, sent = self._unconfirmed.all(), self._sent
-        if self._answered:
-            records = index_records(self._client, self._partition, self._manifest.epoch, self._shard)
-            if any(record.writer == self._token and record.end >= self._answered for record in records):
+        kept, sent, target, answered = self._unconfirmed.all(), self._sent, self._target, self._progress.answered
+        if answered:
+            records = index_records(target.client, target.partition, target.epoch, target.number)
+            if any(record.writer == target.token and record.end >= answered for record in records):
                 raise self._not_whole("behind this writer's records is another one")
             if self._unconfirmed.first != 0:
                 raise self._lost(0, "is not this writer's any more")
@@ -283,7 +251,7 @@ class Committer:
             self._take_back(before, sent)
             raise
         except BaseException:
-            self._channel.close()  # with answers under way: no other request can use it
+            self._connection.close()  # with answers under way: no other request can use it
             raise
         return False
 
@@ -317,16 +285,14 @@ class Committer:
             with suppress(PenstockError):  # without the right to remove them, `penstock audit` names them
                 with suppress(Unauthorized):
                     self._collect(sent)
-                at = self._partition, self._manifest.epoch
-                is_stray = sent.entry_id and not is_indexed(
-                    self._client, *at, self._shard, sent.block.end, sent.entry_id
-                )
-                if is_stray:
-                    self._client.xdel(self._partition.entries(self._manifest.epoch), sent.entry_id)
+                at = self._target.client, self._target.partition, self._target.epoch, self._target.number
+                if sent.entry_id and not is_indexed(*at, sent.block.end, sent.entry_id):
+                    self._target.client.xdel(self._target.partition.entries(self._target.epoch), sent.entry_id)
 
     def _has_committed(self) -> None:
-        self._sent = self._wait = None
-        self._outage.over()
+        self._sent = None
+        self._quota_wait.over()
+        self._connection.over()
 
     @_with_whole_channel
     def require_whole(self, end: int) -> None:
@@ -335,60 +301,58 @@ class Committer:
         Raises ShardMismatch if records were lost or another program wrote them, ShardTaken if the shard is another
         writer's, and StreamDeleted if the stream is gone.
         """
-        where = self._partition, self._manifest.epoch, self._shard
+        target = self._target
         while True:
             try:
-                records = read_index(self._channel, self._client, *where)
+                records = read_index(self._connection.channel, target)
                 break
             except ServerUnavailable:
-                self._channel.close()
+                self._connection.close()
                 try:
                     self._resume()  # a connection that was closed is not an outage
                 except ServerUnavailable as error:
                     self._come_back(error)
-                self._restore(max(self._answered, self._found))
-        if self._is_anothers or (records and all(record.writer != self._token for record in records)):
+                self._restore(self._progress.committed)
+        if self._progress.is_anothers or (records and all(record.writer != target.token for record in records)):
             raise self._taken()
-        fault = first_fault(records, end, self._token)
+        fault = first_fault(records, end, target.token)
         if fault:  # it may have been repaired since, which is rare
-            records = list(index_records(self._client, *where))
-            fault = first_fault(records, end, self._token)
+            records = list(index_records(target.client, target.partition, target.epoch, target.number))
+            fault = first_fault(records, end, target.token)
         if not fault:
-            # those that this run did not commit
-            others = [record for record in records if self._own.get(record.end) != record]
-            forged = find_forged(self._client, self._stream, self._manifest, self._shard, others) if others else None
+            others = self._progress.of_others(records)
+            forged = find_forged(target, others) if others else None
             fault = "" if forged is None else f"the record {forged.end}-0 names an entry that is not its own"
         if fault:
-            require_there(self._client, self._stream)  # a deletion removes the index, too
+            require_there(target.client, target.stream)  # a deletion removes the index, too
             raise self._not_whole(fault)
         self.unreplicated = self._unreplicated_in(records)
 
     def _unreplicated_in(self, records: Sequence[IndexRecord]) -> UnreplicatedWrites | None:
         """Return the entries that `auto` wrote and no replica confirmed, if there are some."""
         ids = [r.entry_id for r in records if r.entry_id and r.end > self._unconfirmed.confirmed]
-        if not self._durability.is_auto or not ids:
+        if not self._unconfirmed.durability.is_auto or not ids:
             return None
         times = [parse_id(entry_id)[0] for entry_id in ids]
-        server = self._client.node_of(self._roster).server
-        return UnreplicatedWrites(self._partition.number, min(times), max(times), server)
+        return UnreplicatedWrites(self._target.partition.number, min(times), max(times), self._target.server)
 
     def _not_whole(self, fault: str) -> ShardMismatch:
-        epoch, name = self._manifest.epoch, self._stream.name
+        name = self._target.stream.name
         return ShardMismatch(
-            f"the index of shard {self._shard} of epoch {epoch} of {name!r} is not what its writers committed "
-            f"({fault}): the server lost data, or somebody else wrote there; see `penstock audit {name}`, then abandon "
-            f"the epoch (`penstock epochs abandon {name} {epoch}`) and produce it again"
+            f"the index of {self._target} is not what its writers committed ({fault}): the server lost data, or "
+            f"somebody else wrote there; see `penstock audit {name}`, then abandon the epoch "
+            f"(`penstock epochs abandon {name} {self._target.epoch}`) and produce it again"
         )
 
     def finish(self) -> None:
         """End the shard once everything is committed; the connection goes to the next shard."""
-        self._note_settled(self._answered)
-        self._resources.give_channel(self._channel)
+        self._note_settled(self._progress.answered)
+        self._connection.give_back()
         self.close()
 
     def close(self) -> None:
         """Close the connection. What was sent and not answered may or may not be committed."""
-        self._channel.close()
+        self._connection.close()
         self._payloads.close()
         if self._sent is None:  # else the cleaner finds out
             with suppress(PenstockError):
@@ -397,7 +361,7 @@ class Committer:
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
         """Wait for quota, and send the part of the block that is not committed yet."""
         while True:
-            self._restore(min(block.first, self._answered))
+            self._restore(min(block.first, self._progress.answered))
             rest = self._missing_part(block)
             if rest is None:
                 self._sent = None
@@ -415,15 +379,10 @@ class Committer:
                 self._reconnect(error)
 
     def _missing_part(self, block: Block) -> Block | None:
-        end = self._progress.end
         self._require_writable()
-        if end < block.first:
+        if self._progress.end < block.first:
             raise self._lost_behind(block.first)
-        if end > block.first and not self._was_cut:  # a broken connection may have committed it unanswered
-            self._left_out[block.first] = min(end, block.end) - block.first
-        if end >= block.end:
-            return None
-        return block if end == block.first else block.tail(end)
+        return self._progress.missing_part(block)
 
     def _restore(self, upto: int) -> None:
         """Send again what the server has lost, up to an offset, since it said that it was committed.
@@ -438,18 +397,19 @@ class Committer:
                 raise self._lost_behind(upto)
             if not is_said:
                 is_said = True
-                self._notify(
-                    f"the server came back without samples {self._progress.end}-{upto - 1} of shard {self._shard} of "
-                    f"epoch {self._manifest.epoch} of {self._stream.name!r}: sending them again"
+                self._resources.notify(
+                    f"the server came back without samples {self._progress.end}-{upto - 1} of {self._target}: sending "
+                    "them again"
                 )
             entries = kept.entries[:]
             with self._payloads.keeping_newest():
                 self._send(kept.block, kept.bad)
                 self._drain()
-            if self._progress.end >= kept.block.end and not self._is_anothers:
+            if self._progress.end >= kept.block.end and not self._progress.is_anothers:
                 lost += entries
-        if self._token and lost:
-            note_sent_again(self._client, self._stream, self._manifest, self._shard, self._token, lost)
+        target = self._target
+        if target.token and lost:
+            note_sent_again(target.client, target.stream, target.manifest, target.number, target.token, lost)
 
     def _lost_behind(self, begin: int) -> ShardMismatch:
         found = self._progress.end
@@ -457,55 +417,56 @@ class Committer:
 
     def _lost(self, first: int, fault: str, begin: int = 0) -> ShardMismatch:
         """Return the error for samples from ``first`` on that the server confirmed and has lost."""
-        end, server = max(begin, self._answered), self._client.node_of(self._roster).server
-        remedy = "write those again that you have" if self._token else "abandon the epoch and produce it again"
+        end = max(begin, self._progress.answered)
+        remedy = "write those again that you have" if self._target.token else "abandon the epoch and produce it again"
         return ShardMismatch(
-            f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} {fault}: the server lost "
-            f"data, and with it {end - first} samples that it had confirmed (offsets {first}-{end - 1}, noticed at "
-            f"{utc(int(time.time() * 1000))}, at {server}); {remedy}",
+            f"{self._target} {fault}: the server lost data, and with it {end - first} samples that it had confirmed "
+            f"(offsets {first}-{end - 1}, noticed at {utc(int(time.time() * 1000))}, at {self._target.server}); "
+            f"{remedy}",
             (first, end),
         )
 
     def _require_writable(self) -> None:
         if not self._progress.state:
             self._open_again_here()
-        if self._progress.state != self._manifest.live_state.encode():
-            if damage := state_damage(self._partition, self._manifest, self._progress.state):
+        target = self._target
+        if self._progress.state != target.manifest.live_state.encode():
+            if damage := state_damage(target.partition, target.manifest, self._progress.state):
                 raise damage
             self._refuse_state(self._progress.state.decode())
-        if self._is_anothers:
+        if self._progress.is_anothers:
             raise self._taken()
 
     def _open_again_here(self) -> None:
         """Open the epoch again if the partition's server alone lost it."""
-        found = find_manifest(self._client, self._stream, self._manifest.epoch)
-        if found is not None and found.id == self._manifest.id and found.state != ABANDONED:
+        target = self._target
+        found = find_manifest(target.client, target.stream, target.epoch)
+        if found is not None and found.id == target.manifest.id and found.state != ABANDONED:
             with suppress(EpochNotFound):  # it is released at this moment
-                open_again(self._client, self._stream, found)
-                self._progress = self._look()
+                open_again(target.client, target.stream, found)
+                self._progress.take(self._connection.look())
 
     def _taken(self) -> ShardTaken:
-        return ShardTaken(
-            f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is another writer's: the "
-            "server lost data and gave the shard out again"
-        )
+        return ShardTaken(f"{self._target} is another writer's: the server lost data and gave the shard out again")
 
     def _refuse_state(self, state: str) -> NoReturn:
         """Raise the error for an epoch that takes no more samples, or is not the planned one."""
-        require_there(self._client, self._stream)
+        target = self._target
+        require_there(target.client, target.stream)
         word, _, manifest_id = state.partition(":")
-        name = f"epoch {self._manifest.epoch} of {self._stream.name!r}"
-        if manifest_id == self._manifest.id or not self._is_epoch_lost():
+        name = f"epoch {target.epoch} of {target.stream.name!r}"
+        if manifest_id == target.manifest.id or not self._is_epoch_lost():
             raise EpochAbandoned(f"{name} takes no more samples (it is {word or 'released'})")
         is_new = "; another one has its number since" if manifest_id else ""
-        error = ShardTaken if self._token else EpochAbandoned
+        error = ShardTaken if target.token else EpochAbandoned
         raise error(f"{name} is gone: the server came back from before it was opened{is_new}; start again")
 
     def _is_epoch_lost(self) -> bool:
         """Return True if the epoch is neither there nor released; a release takes the manifest last."""
-        found = find_manifest(self._client, self._stream, self._manifest.epoch)
-        is_there = found is not None and found.id == self._manifest.id
-        return not is_there and not is_released(self._client, self._stream, self._manifest.epoch)
+        target = self._target
+        found = find_manifest(target.client, target.stream, target.epoch)
+        is_there = found is not None and found.id == target.manifest.id
+        return not is_there and not is_released(target.client, target.stream, target.epoch)
 
     def _stored(self, block: Block) -> Fields | None:
         """Return the entry's fields, or None if the disk is full, so that the next try waits."""
@@ -520,11 +481,14 @@ class Committer:
         said = {offset: json.dumps({"why": shortened(why, 500)}) for offset, why in bad.items()}
         segment, nbytes = self._payloads.segment_of(block), self._payloads.nbytes_of(block, fields)
         sealed, seal = self._payloads.seal_behind(segment, "" if self._sent is None else self._sent.segment)
-        where = self._keys, self._manifest, self._shard
-        commands = commit_commands(*where, block, fields, bad=said, nbytes=nbytes, segment=segment, writer=self._token)
-        must_reach = self._unconfirmed.level(is_elsewhere=self._is_elsewhere)
+        target = self._target
+        commands = commit_commands(
+            target.commit_keys, target.manifest, target.number, block, fields, bad=said, nbytes=nbytes, segment=segment,
+            writer=target.token,
+        )  # fmt: skip
+        must_reach = self._unconfirmed.level(is_elsewhere=self._connection.is_elsewhere)
         level = self._unconfirmed.question(must_reach, block.nbytes)
-        self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
+        self._connection.channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
         return SentBlock(block, bad, len(commands), nbytes, segment, sealed, level, must_reach)
 
     def _collect(self, sent: SentBlock) -> bool:
@@ -534,8 +498,8 @@ class Committer:
         due = sent.take_replies()
         if not due:  # they were read before: it was refused, and sending it again was interrupted
             return False
-        behind = bool(sent.sealed)
-        answers = self._channel.read_all(due + behind + len(sent.level.commands()))
+        target, behind = self._target, bool(sent.sealed)
+        answers = self._connection.channel.read_all(due + behind + len(sent.level.commands()))
         replies, safety = answers[:due], answers[due + behind :]
         if behind:
             self._payloads.sealed(sent.sealed, answers[due])
@@ -549,99 +513,66 @@ class Committer:
             if is_sealed(outcome[-1]):
                 self._payloads.leave_segment()
                 return False
-            raise_errors(outcome, self._client, self._keys)
-            live_state = self._manifest.live_state
-            is_committed, self._progress = read_commit(outcome[-1], sent.block, live_state, self._token, self._roster)
+            raise_errors(outcome, target.client, target.commit_keys)
+            is_committed, progress = read_commit(
+                outcome[-1], sent.block, target.manifest.live_state, target.token, target.partition.roster
+            )
+            self._progress.take(progress)
             if is_committed:
                 self._note_committed(sent, safety)
             return is_committed
-        raise_errors(replies, self._client, self._keys)
+        raise_errors(replies, target.client, target.commit_keys)
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _note_committed(self, sent: SentBlock, safety: Sequence[Reply]) -> None:
         """Keep a block that is committed until it is as safe as the durability says, and take the answers on that."""
-        end = self._progress.end
-        self._answered = max(self._answered, end)
         block = sent.block
-        said = sent.nbytes, tuple(block.holes), sent.segment, self._token
-        self._own[block.end] = IndexRecord(block.end, sent.entry_id, block.first, block.count, *said)
+        said = sent.nbytes, tuple(block.holes), sent.segment, self._target.token
+        self._progress.note_committed(IndexRecord(block.end, sent.entry_id, block.first, block.count, *said))
         self._unconfirmed.committed(block, sent.bad, sent.must_reach, sent.entry_id)
-        self._note_safety(sent.level, end, safety)
+        self._note_safety(sent.level, self._progress.end, safety)
 
     def _note_safety(self, level: Durability, end: int, safety: Sequence[Reply]) -> str:
         """Take the answers to the question behind an offset. Returns what is missing, or ''."""
-        lacking = level.shortfall(safety, self._client)
+        lacking = level.shortfall(safety, self._target.client)
         if safety:
             self._unconfirmed.answered(end, is_confirmed=not lacking)
         first = self._unconfirmed.first
-        self._note_settled(self._answered if first is None else first)
+        self._note_settled(self._progress.answered if first is None else first)
         return lacking
 
     def _note_settled(self, end: int) -> None:
         """Note the offset below which nothing could be sent again: what is lost there is lost."""
         if end:
-            self._resources.loss_detector.committed(self._manifest, self._shard, end, self._token)
-
-    def _look(self) -> ShardProgress:
-        self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
-        replies = self._channel.read_all(3)
-        return read_look(replies, self._client, self._partition, self._manifest.epoch, self._shard)
+            target = self._target
+            self._resources.loss_detector.committed(target.manifest, target.number, end, target.token)
 
     def _wait_for_admission(self, nbytes: int) -> None:
         try:
             while not self._admission.admit(nbytes, self._progress.held_bytes):
-                self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=self._client.where)
-                wait.because("room", self._admission.why)
                 self._payloads.seal_now()  # files that may be used again are space, too
-                is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
-                if is_over or self._should_stop():
-                    raise BudgetFull(self._admission.why())
-                time.sleep(self._admission.pause_s())
-                self._progress = self._look()
+                self._quota_wait.pause(self._admission)
+                self._progress.take(self._connection.look())
         finally:
             self._admission.end_wait()
 
     def _reconnect(self, error: ServerUnavailable) -> None:
-        self._was_cut = True
-        self._channel.close()
+        self._progress.note_cut()
+        self._connection.close()
         self._come_back(error)
-
-    def _begin(self) -> None:
-        """Read what is committed, on the connection of an earlier shard or on a new one."""
-        spare = self._resources.take_channel(self._client.node_of(self._roster).where)
-        if spare is not None:
-            with suppress(ServerUnavailable):  # the server may have closed it; a new one shows an outage
-                return self._begin_on(spare)
-        return self._begin_on(open_channel(self._client, self._roster))
-
-    @property
-    def _is_elsewhere(self) -> bool:
-        """Return whether the map names another server than the one that this connection leads to."""
-        node = self._client.node_of(self._roster)
-        return (node.where, node.server) != (self._channel.where, self._server)
-
-    def _begin_on(self, channel: Channel) -> None:
-        self._channel = channel
-        self._resources.use(channel)
-        self._server = self._client.node_of(self._roster).server
-        try:
-            # first, so that lost samples are reported before a writer writes them again
-            self._resources.loss_detector.check()
-            self._progress = self._look()
-        except BaseException:
-            channel.close()
-            raise
 
     def _resume(self) -> None:
         """Begin again, on a server that may have forgotten that this writer has the shard."""
-        self._begin()
-        if self._token:
-            self._is_taken = not retake_shard(self._client, self._stream, self._manifest, self._shard, self._token)
+        self._progress.take(self._connection.open())
+        target = self._target
+        if target.token:
+            at = target.client, target.stream, target.manifest, target.number
+            self._progress.note_taken(is_taken=not retake_shard(*at, target.token))
 
     def _come_back(self, error: ServerUnavailable) -> None:
         """Begin again as soon as the server answers. The outage counts until the next commit."""
         while True:
-            self._outage.bear(error)
+            self._connection.bear(error)
             try:
                 self._resume()
                 break
@@ -653,22 +584,24 @@ class Committer:
 
         `auto` waits for a limited time for a replica that followed before. Raises DurabilityLost if the job must stop.
         """
-        wait, roster = Wait(self._notify, clock=self._clock), self._roster
+        target, wait = self._target, Wait(self._resources.notify, clock=self._clock)
+        roster = target.partition.roster
         while True:
             try:
-                self._restore(max(self._answered, self._found))
-                level, end = self._unconfirmed.level(is_elsewhere=self._is_elsewhere), self._progress.end
+                self._restore(self._progress.committed)
+                level, end = self._unconfirmed.level(is_elsewhere=self._connection.is_elsewhere), self._progress.end
                 if not level.commands() or self._unconfirmed.confirmed >= end:
                     return
                 # the connection may have written nothing yet, and WAIT would say nothing then
-                self._channel.send([touch_command(roster), *level.commands()])
-                replies = self._channel.read_all(1 + len(level.commands()))
-                raise_errors(replies[:1], self._client, [roster])
+                replies = self._connection.ask([touch_command(roster), *level.commands()])
+                raise_errors(replies[:1], target.client, [roster])
                 lacking = self._note_safety(level, end, replies[1:])
-                self._outage.over()
+                self._connection.over()
             except ServerUnavailable as error:
                 self._reconnect(error)
                 continue
-            if lacking and not bear_shortfall(wait, self._durability, lacking, self._should_stop):
+            if lacking and not bear_shortfall(
+                wait, self._unconfirmed.durability, lacking, self._quota_wait.should_stop
+            ):
                 self._resources.replicas.lost(roster)
-                self._notify(unconfirmed_notice(self._stream.name, self._client.node_of(roster).server))
+                self._resources.notify(unconfirmed_notice(target.stream.name, target.server))

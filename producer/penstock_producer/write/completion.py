@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import (
     PAGE,
     PAGE_BYTES,
@@ -21,22 +20,20 @@ from penstock_common.stream.entries import (
 )
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.manifest import Manifest
-from penstock_common.stream.streams import Stream
 from penstock_common.wire.header import parse_header
+from penstock_producer.write.target import ShardTarget
 
 _READ_INDEX = load_script("read_index").encode()
 
 
-def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[IndexRecord]:
+def read_index(channel: Channel, target: ShardTarget) -> list[IndexRecord]:
     """Return all records of a shard's index, without repairs, by a channel with nothing under way."""
-    key, records = partition.index(epoch, shard).encode(), list[IndexRecord]()
+    key, records = target.partition.index(target.epoch, target.number).encode(), list[IndexRecord]()
     while True:
         after = b"(%d-0" % records[-1].end if records else b"-"
         channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % PAGE)])
         reply = channel.read()
-        raise_errors([reply], client, [key])
+        raise_errors([reply], target.client, [key])
         page = read_index_page(reply)
         records += page
         if len(page) < PAGE:
@@ -60,51 +57,48 @@ def first_fault(records: Iterable[IndexRecord], end: int, token: str) -> str:
     return "" if at == end else f"it ends at the offset {at}, and this writer at {end}"
 
 
-def find_forged(
-    client: Client, stream: Stream, manifest: Manifest, shard: int, records: Sequence[IndexRecord]
-) -> IndexRecord | None:
+def find_forged(target: ShardTarget, records: Sequence[IndexRecord]) -> IndexRecord | None:
     """Return the first record whose entry is missing or is another block's, or None if all are as a producer writes
     them.
 
     An entry that retention removed is not forged. Its epoch is marked as trimmed, and every group for which data is
     held has acknowledged it.
     """
-    partition = stream.partition_of(shard)
     named = [record for record in records if record.entry_id]
-    some = max(1, min(PAGE, PAGE_BYTES // max(1, stream.block_bytes)))
+    some = max(1, min(PAGE, PAGE_BYTES // max(1, target.stream.block_bytes)))
     for begin in range(0, len(named), some):
         page = named[begin : begin + some]
         ids = [record.entry_id for record in page]
-        headers = read_headers(client, partition, manifest.epoch, ids)
+        headers = read_headers(target.client, target.partition, target.epoch, ids)
         for record, meta in zip(page, headers, strict=True):
-            is_right = _is_of(meta, stream, manifest.epoch, shard, record) if meta else False
-            if not is_right and (meta or not _is_trimmed(client, stream, manifest, shard, record)):
+            is_right = _is_of(meta, target, record) if meta else False
+            if not is_right and (meta or not _is_trimmed(target, record)):
                 return record
     return None
 
 
-def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: IndexRecord) -> bool:
+def _is_of(meta: bytes, target: ShardTarget, record: IndexRecord) -> bool:
     """Return True if an entry's header agrees with its record."""
     try:
-        header = parse_header(meta, stream.require_spec(), takes_refs=True)
+        header = parse_header(meta, target.stream.require_spec(), takes_refs=True)
     except BadEntry:
         return False
     said = header.stream, header.epoch, header.shard, header.first, header.end, header.holes
-    return said == (stream.id, epoch, shard, record.first, record.end, record.holes)
+    return said == (target.stream.id, target.epoch, target.number, record.first, record.end, record.holes)
 
 
-def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, record: IndexRecord) -> bool:
+def _is_trimmed(target: ShardTarget, record: IndexRecord) -> bool:
     """Return True if retention may have removed the entry: it marks the epoch first."""
-    partition = stream.partition_of(shard)
+    client, partition, manifest = target.client, target.partition, target.manifest
     roster = load_roster(client, partition)
-    if manifest.epoch not in roster.trimmed:
+    if target.epoch not in roster.trimmed:
         return False
     for name, group in roster.groups.items():
-        if not group.holds or group.first > manifest.epoch:
+        if not group.holds or group.first > target.epoch:
             continue
-        if record.entry_id in dead_letters(client, partition, manifest.epoch, name):
+        if record.entry_id in dead_letters(client, partition, target.epoch, name):
             continue
-        bits = group_bits(client, stream, manifest, name, group, shard, record.first, record.end)
+        bits = group_bits(client, target.stream, manifest, name, group, target.number, record.first, record.end)
         bits[[hole - record.first for hole in record.holes]] = True
         if not bits.all():
             return False

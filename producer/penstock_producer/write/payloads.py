@@ -22,7 +22,6 @@ from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Command, Reply
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client
-from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import seal_command, seal_segments, segments_of
 from penstock_common.stream.servers.durability import Durability
@@ -32,6 +31,7 @@ from penstock_common.wire.codec import Fields, encode, meta_bytes, stored_bytes
 from penstock_common.wire.header import FILE_PAGE, parse_header
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.reserve import memory_for
+from penstock_producer.write.target import ShardTarget
 
 SEGMENT_BYTES = 64 << 20
 """The usual size. It is so large that making and sealing a segment costs nothing per byte, and so small that a budget
@@ -96,24 +96,26 @@ def _disk_of(root: Path) -> tuple[int, int]:
     return found.total, found.free
 
 
-def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shard: int) -> SegmentWriter | None:
+def open_segment_writer(target: ShardTarget) -> SegmentWriter | None:
     """Return a segment writer for the blocks of one shard; None if payloads are inline.
 
     Raises:
         SegmentsUnseen: This host does not see the stream's folder.
         StreamDeleted: The stream is gone.
     """
+    stream = target.stream
     folder = segments_of(stream)
     if folder is None:
         return None
     try:
         folder.require_own()
     except SegmentsUnseen:
-        require_there(client, stream)
+        require_there(target.client, stream)
         raise
     return SegmentWriter(
-        folder, (stream.name, stream.id), stream.require_spec(), manifest.epoch, stream.partition_of(shard).number,
-        segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).fsync,
+        folder, (stream.name, stream.id), stream.require_spec(), target.epoch, target.partition.number,
+        segment_bytes=segment_bytes(stream, target.manifest, target.number),
+        is_synced=Durability.parse(stream.durability).fsync,
     )  # fmt: skip
 
 
@@ -151,12 +153,11 @@ class ShardPayloads:
     entry would be lost.
     """
 
-    def __init__(self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool) -> None:
+    def __init__(self, target: ShardTarget, *, checksum: bool) -> None:
         """Make no file yet. Raises what `open_segment_writer` raises."""
-        self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
-        self._checksum = checksum
-        self._segment_writer = open_segment_writer(client, stream, manifest, shard)
-        self._in_place = None if stream.compression else self._segment_writer
+        self._target, self._checksum = target, checksum
+        self._segment_writer = open_segment_writer(target)
+        self._in_place = None if target.stream.compression else self._segment_writer
         """The segment writer, if blocks may be made in its memory."""
         self._newest: tuple[Block, Fields, str] | None = None
         """The block that was encoded last, its entry's fields, and the segment that has its payload."""
@@ -207,9 +208,10 @@ class ShardPayloads:
 
     def nbytes_of(self, block: Block, fields: Fields) -> int:
         """Return the payload bytes of a block as they are stored, in its entry's ``fields`` or in a segment."""
-        if not fields or not self._stream.compression:
+        stream = self._target.stream
+        if not fields or not stream.compression:
             return block.nbytes
-        header = parse_header(fields[0][1], self._stream.require_spec(), takes_refs=True)
+        header = parse_header(fields[0][1], stream.require_spec(), takes_refs=True)
         return stored_bytes(header, header.ref.sizes if header.ref else [len(value) for _, value in fields[1:]])
 
     @contextmanager
@@ -238,7 +240,7 @@ class ShardPayloads:
         """
         full = [] if self._segment_writer is None else self._segment_writer.full
         names = [name for name in full if name not in under_way]
-        return names, [seal_command(self._partition, self._manifest, names)] if names else []
+        return names, [seal_command(self._target.partition, self._target.manifest, names)] if names else []
 
     def sealed(self, names: list[str], reply: Reply) -> None:
         """Take the answer. What the server refused, and what a broken connection took, is sent again."""
@@ -248,17 +250,15 @@ class ShardPayloads:
     def seal_now(self) -> None:
         """Seal all full segments. No block may be under way."""
         if self._segment_writer is not None and self._segment_writer.full:
-            seal_segments(self._client, self._partition, self._manifest, self._segment_writer.full)
+            at = self._target.client, self._target.partition, self._target.manifest
+            seal_segments(*at, self._segment_writer.full)
             self._segment_writer.full.clear()
 
-    @property
-    def _partition(self) -> PartitionKeys:
-        return self._stream.partition_of(self._shard)
-
     def _encoded(self, block: Block, *, checksum: bool) -> Fields:
+        stream = self._target.stream
         return encode(
-            block, stream=self._stream.id, epoch=self._manifest.epoch, shard=self._shard, checksum=checksum,
-            compression=self._stream.compression,
+            block, stream=stream.id, epoch=self._target.epoch, shard=self._target.number, checksum=checksum,
+            compression=stream.compression,
         )  # fmt: skip
 
     def _refused(self, segment_writer: SegmentWriter, error: OSError) -> PenstockError:
@@ -266,11 +266,12 @@ class ShardPayloads:
         folder = segment_writer.folder
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return FolderFull(str(folder.path))
-        require_there(self._client, self._stream)  # deleted, it has no folder any more
+        require_there(self._target.client, self._target.stream)  # deleted, it has no folder any more
         if error.errno == errno.ENOENT and not os.path.lexists(folder.path):
             return SegmentsUnseen(
                 f"{folder.path} is gone, with the payloads in it: another program removed it, or its disk is no longer "
-                f"mounted. Mount it again, or run `penstock delete {self._stream.name}` and write the stream again"
+                f"mounted. Mount it again, or run `penstock delete {self._target.stream.name}` and write the stream "
+                "again"
             )
         try:
             folder.require_own()

@@ -55,7 +55,9 @@ class UnconfirmedBlocks:
             key: A key of the shard's partition, whose server is asked.
             clock: Monotonic clock.
         """
-        self._durability, self._watch, self._key, self._clock = durability, watch, key, clock
+        self.durability = durability
+        """The level of the stream."""
+        self._watch, self._key, self._clock = watch, key, clock
         self._blocks: deque[KeptBlock] = deque()
         self._bytes = self._unasked_bytes = 0
         self._due = -math.inf
@@ -70,7 +72,7 @@ class UnconfirmedBlocks:
         ``is_elsewhere`` means that it goes to another server than the one that the map names for the key. That one may
         have lost its place to a replica, with what is written there, so it counts as one with a replica.
         """
-        return self._watch.level(self._durability, self._key, is_followed=is_elsewhere)
+        return self._watch.level(self.durability, self._key, is_followed=is_elsewhere)
 
     @property
     def first(self) -> int | None:
@@ -99,7 +101,7 @@ class UnconfirmedBlocks:
         """
         ids = [entry_id] if entry_id else []
         # a replica that comes, or comes back, may take the server's place without this block
-        is_kept = must_reach.has_question or (self._durability.is_auto and self._watch.may_be_replaced(self._key))
+        is_kept = must_reach.has_question or (self.durability.is_auto and self._watch.may_be_replaced(self._key))
         if not is_kept:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()
@@ -110,7 +112,7 @@ class UnconfirmedBlocks:
             return
         self._blocks.append(KeptBlock(block, bad, ids))
         self._bytes += block.nbytes
-        while self._durability.is_auto and self._bytes > UNCONFIRMED_BYTES:
+        while self.durability.is_auto and self._bytes > UNCONFIRMED_BYTES:
             self._drop_oldest()
 
     def answered(self, end: int, *, is_confirmed: bool) -> None:
@@ -125,7 +127,7 @@ class UnconfirmedBlocks:
     def must_wait(self, nbytes: int) -> bool:
         """Return True if an explicit level allows no further block of ``nbytes`` before some are confirmed."""
         is_full = bool(self._blocks) and self._bytes + nbytes > UNCONFIRMED_BYTES
-        return is_full and not self._durability.is_auto
+        return is_full and not self.durability.is_auto
 
     def at(self, offset: int) -> KeptBlock | None:
         """Return the kept block that has this offset, or None."""

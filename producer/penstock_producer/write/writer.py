@@ -56,6 +56,7 @@ from penstock_producer.write.reserve import Reservation
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.retention import parse_policy
 from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own, two_threads
+from penstock_producer.write.target import ShardTarget
 
 SHARD_SAMPLES = 1 << 20
 """The most samples of a shard. With one partition, an unplanned epoch needs no second shard."""
@@ -431,8 +432,8 @@ class Writer:
 
     def _committer(self, manifest: Manifest, shard: int, token: str = "") -> Committer:
         return Committer(
-            self._resources, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            should_stop=self._should_stop, token=token,
+            ShardTarget(self._client, self.stream, manifest, shard, token), self._resources, checksum=self._checksum,
+            room_wait_s=self._room_wait_s, should_stop=self._should_stop,
         )  # fmt: skip
 
     def _shard_writer(
