@@ -87,6 +87,7 @@ def decided(control: AdmissionControl, answers: Answers, steps: list[Step]) -> l
 def no_roster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no notes: there is no server."""
     monkeypatch.setattr(admission, "note_wait", lambda *_, **__: None)
+    monkeypatch.setattr(admission, "find_stream", lambda *_: None)
 
 
 def control_of(budget: int, payload: str, answers: Any) -> AdmissionControl:

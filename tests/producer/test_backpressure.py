@@ -39,6 +39,7 @@ from penstock_producer.write.cleaner import SLACK_SHARE
 from penstock_producer.write.explain import explain_quota
 from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, QuotaState, pause_s
 from penstock_producer.write.writer import Writer
+from tests.clusters import until
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
 from tests.tuned import tuned
 
@@ -305,6 +306,16 @@ def test_a_wait_that_may_not_last_ends_with_budget_full(any_url: str, any_client
         producing.finish()
     assert 0.3 <= time.monotonic() - began < 5
     assert stored(any_client, "t", 0).total() == 91
+
+
+def test_a_waiting_writer_takes_a_budget_that_was_raised(any_url: str, any_client: Client) -> None:
+    """Its messages advise a larger budget, which only a writer that was started again took."""
+    producing = Producing(any_url, 300)
+    assert producing.is_open.wait(20)
+    until(lambda: load_roster(any_client, load_stream(any_client, "t").partitions[0]).waiting)
+    Writer("t", url=any_url, budget_bytes=20 * BUDGET, tuning=Tuning(notify=lambda _: None)).close()
+    producing.finish()
+    assert stored(any_client, "t", 0).total() == 300
 
 
 def test_who_goes_on_without_room_is_refused_and_what_waits_stays_as_it_was(any_url: str) -> None:
