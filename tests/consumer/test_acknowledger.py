@@ -45,7 +45,7 @@ class Training:
         )  # fmt: skip
         self.it.join(member)
 
-    stream = SimpleNamespace(budget_bytes=BUDGET)
+    stream = SimpleNamespace(name="t", budget_bytes=BUDGET)
 
     def acknowledge(self, batch: Batch) -> None:
         """See `Claim.acknowledge`."""

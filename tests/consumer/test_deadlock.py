@@ -5,13 +5,16 @@ work.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
@@ -29,10 +32,11 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.presence import MEMBER_SILENT_MS
 from penstock_common.stream.groups.roster import Membership, WaitingWriter, beat, join_group, load_roster, note_wait
+from penstock_common.tuning import Canonical
 from penstock_producer.write.writer import Writer, WriterHooks
 from tests.clusters import until
 from tests.consumer.test_acknowledge_policies import BLOCK, BUDGET, writing
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
 from tests.torn_slots import partition_slot
 from tests.tuned import tuned
 
@@ -272,3 +276,38 @@ def test_nobody_is_told_while_one_reader_is_at_work(any_url: str) -> None:
         waiting.join(60)
     assert waiting.error is None
     assert waiting.seen == Counter(range(COUNT))
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_of_ragged_samples_that_the_budget_cannot_hold_is_told_to_each_rank(any_url: str, ranks: int) -> None:
+    """Three steps did not fit, of which two stay for the end of the epoch. All waited for ever, and no error came."""
+    seen: list[int] = []
+
+    def write() -> None:
+        spec = {"x": ("float32", (None,)), "i": ("int64", ())}
+        settings = {"budget_bytes": 1_000_000, "block_bytes": 40_000, "room_wait_s": 30.0}
+        with writer_of(any_url, spec=spec, **settings) as writer, writer.epoch() as epoch:
+            for i in range(40):
+                epoch.write({"x": np.full(8000, i, np.float32), "i": i})
+
+    def read(rank: int) -> str:
+        order = Canonical(rank, ranks)
+        try:
+            with loader_of(any_url, batch_size=16 // ranks, order=order, timeout_s=None) as loader:
+                for batch in loader:
+                    seen.extend(batch["i"].tolist())
+        except TooLarge as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor() as threads:
+        writing = threads.submit(write)
+        errors = list(threads.map(read, range(ranks)))
+        assert all("a step of 16 samples is about 500 KiB" in error for error in errors), errors
+        enough = re.search(r"raise budget_bytes to (\d+)", errors[0])
+        assert enough is not None
+        writer_of(any_url, budget_bytes=int(enough[1])).close()
+        assert not any(threads.map(read, range(ranks)))
+        writing.result(30)
+    assert set(seen) == set(range(40))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import IndexRecord, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits, unacknowledged_samples
-from penstock_common.stream.groups.positions import done_below, kept_head, starts_of
+from penstock_common.stream.groups.positions import HEAD_STEPS, done_below, kept_head, starts_of
 from penstock_common.stream.groups.presence import MEMBER_SILENT_MS, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, load_roster
 from penstock_common.stream.keys import PartitionKeys
@@ -28,6 +28,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
+from penstock_common.stream.servers.suitability import ABOUT, step_too_large
 from penstock_common.stream.streams import Stream
 
 IDLE_MS = 5_000
@@ -47,6 +48,16 @@ class Deadlock:
     """The bytes that each loop was given and has not acknowledged, for the loops that have any."""
     held: Mapping[Who, int]
     """The other bytes that each reader holds: parts of batches that are not full, and what was read ahead."""
+    stay_bytes: int = 0
+    """The payload bytes that stay, whatever the readers acknowledge."""
+    ordered_bytes: int = 0
+    """Those of them that stay for a group in canonical order, which waits for the rest of a step, or needs the start of
+    an epoch for its last step.
+    """
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Group in canonical order -> the samples of a step of all its ranks."""
+    sample_bytes: int = 0
+    """The mean payload bytes of a sample."""
 
     @property
     def chosen(self) -> Who | None:
@@ -71,7 +82,8 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
     if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in live):
         return None
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
-    freed, held = 0, Counter[Who]()
+    freed, held, stay_bytes, ordered_bytes, steps = 0, Counter[Who](), 0, 0, dict[str, int]()
+    stored = np.zeros(2, dtype=np.int64)
     for epoch in roster.epochs:
         manifest = find_manifest(client, stream, epoch)
         if manifest is None:
@@ -79,9 +91,18 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
         holdings = _MemberHoldings(client, stream, partition, roster, manifest, live)
         if not holdings.are_all_live:
             return None
-        freed += 0 if epoch in kept else holdings.freed()
-        held += holdings.held
-    return Deadlock(freed, {who: roster.idle[who].handed_bytes for who in live if roster.idle[who].handed_bytes}, held)
+        if epoch in kept:
+            holdings.freed()
+            stay_bytes += int(holdings.stored[0])
+        else:
+            freed += holdings.freed()
+            stay_bytes += holdings.stay_bytes
+            ordered_bytes += holdings.ordered_bytes
+            steps |= holdings.steps
+            held += holdings.held
+        stored += holdings.stored
+    handed = {who: roster.idle[who].handed_bytes for who in live if roster.idle[who].handed_bytes}
+    return Deadlock(freed, handed, held, stay_bytes, ordered_bytes, steps, int(stored[0]) // max(1, int(stored[1])))
 
 
 def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
@@ -175,17 +196,28 @@ class _MemberHoldings:
         one.
         """
         self._pending = pending
+        live_groups = {group for group, _ in live}
         self._reached = {
-            name: self._end_of_steps(record) if any(group == name for group, _ in live) else 0
+            name: self._end_of_steps(record) if name in live_groups else 0
             for name, record in self._groups.items()
             if record.kind == ORDERED
         }
+        self.steps = {
+            name: record.world * record.batch
+            for name, record in self._groups.items()
+            if record.kind == ORDERED and name in live_groups
+        }
+        """Each live ordered group and the samples of its step."""
         self.held = Counter[Who]()
+        self.stay_bytes = self.ordered_bytes = 0
+        """See Deadlock. They are known once `freed` was called."""
+        self.stored = np.zeros(2, dtype=np.int64)
+        """The payload bytes and the samples of the epoch in the partition, likewise."""
 
     def freed(self) -> int:
         """Return the bytes that would be freed if all members acknowledged what they were given.
 
-        It also adds to `held` what each member of a shared group was given.
+        It also counts what each member of a shared group was given, and what no acknowledgement frees.
         """
         shards = begun_shards(self._client, self._stream, self._manifest)
         starts = starts_of(self._manifest, shards)
@@ -195,14 +227,20 @@ class _MemberHoldings:
     def _freed_of(self, shard: int, start: int | None) -> int:
         records = list(index_records(self._client, self._partition, self._manifest.epoch, shard))
         end = max((record.end for record in records), default=0)
-        now, then = np.ones(end, dtype=bool), np.ones(end, dtype=bool)
+        now, then, besides = np.ones(end, dtype=bool), np.ones(end, dtype=bool), np.ones(end, dtype=bool)
         for name, group in self._groups.items():
             bits = group_bits(self._client, self._stream, self._manifest, name, group, shard, 0, end, may_go=True)
             now &= bits
-            then &= bits | self._in_hand(name, group, start, records, end)
+            later = bits | self._in_hand(name, group, start, records, end)
+            then &= later
+            if name not in self.steps:
+                besides &= later
         for record in records:
-            now[list(record.holes)] = then[list(record.holes)] = True
+            now[list(record.holes)] = then[list(record.holes)] = besides[list(record.holes)] = True
+            self.stored += record.nbytes, record.count
         spans = [(slice(record.first, record.end), record.nbytes) for record in records]
+        self.stay_bytes += sum(nbytes for span, nbytes in spans if not then[span].all())
+        self.ordered_bytes += sum(nbytes for span, nbytes in spans if besides[span].all() and not then[span].all())
         return sum(nbytes for span, nbytes in spans if then[span].all() and not now[span].all())
 
     def _in_hand(
@@ -308,14 +346,31 @@ def is_deadlock(blocked: BlockedPartition) -> bool:
     return _is_enough(blocked, deadlock.freed_bytes)
 
 
+def is_step_too_large(blocked: BlockedPartition) -> bool:
+    """Return whether this group's next step in canonical order can never be committed as a whole.
+
+    All readers of the partition wait, and whatever they acknowledge, the samples that the steps of such groups need
+    leave no space for the block that comes next. Each rank raises the error, because none of them can go on.
+    """
+    deadlock = blocked.deadlock
+    if deadlock is None or blocked.me[0] not in deadlock.steps:
+        return False
+    return any(
+        deadlock.stay_bytes - deadlock.ordered_bytes <= blocked.budget_bytes - need < deadlock.stay_bytes
+        for need in (waiter.need_bytes for waiter in _due(blocked))
+    )
+
+
+def _due(blocked: BlockedPartition) -> Iterator[WaitingWriter]:
+    """Yield the awaited writer if it waits for budget, and has seen what the cleaner can free."""
+    for waiter in blocked.waiters:
+        if waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS:
+            yield waiter
+
+
 def _is_enough(blocked: BlockedPartition, freed_bytes: int) -> bool:
     """Return whether the awaited writer waits for budget, and could write if this much more were free."""
-    for waiter in blocked.waiters:
-        lacking = waiter.held_bytes + waiter.need_bytes - blocked.budget_bytes
-        is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
-        if is_due and 0 < lacking <= freed_bytes:
-            return True
-    return False
+    return any(0 < one.held_bytes + one.need_bytes - blocked.budget_bytes <= freed_bytes for one in _due(blocked))
 
 
 def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str) -> str | None:
@@ -326,24 +381,28 @@ def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
 
 
 def overdue(
-    blocked_partitions: Iterable[BlockedPartition], held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
+    blocked_partitions: Iterable[BlockedPartition], held: OutstandingAmount, stream: Stream, remedy: str
 ) -> CheckpointOverdue | TooLarge | None:
     """Return the error to raise in a loop that waits for a batch.
 
     Returns None if other readers hold the space, or if no writer waits for it.
     """
-    found = list(blocked_partitions)
+    found, budget_bytes = list(blocked_partitions), stream.budget_bytes
+    for blocked in found:
+        if blocked.deadlock is not None and is_step_too_large(blocked):
+            samples = blocked.deadlock.steps[blocked.me[0]]
+            return step_too_large(stream, samples, HEAD_STEPS, blocked.deadlock.sample_bytes, ABOUT)
     deadlocks = [blocked.deadlock for blocked in found if blocked.deadlock is not None and is_deadlock(blocked)]
     if not held.batches:
         unfilled = [deadlock for deadlock in deadlocks if not deadlock.handed]
-        return _too_large(unfilled[0], budget_bytes, stream) if unfilled else None
+        return _too_large(unfilled[0], budget_bytes, stream.name) if unfilled else None
     together = [blocked.group.nbytes for blocked in found if blocked.group is not None and is_group_overdue(blocked)]
     if not together and not deadlocks and not any(is_overdue(blocked) for blocked in found):
         return None
     others = f" ({readable_bytes(sum(together))} with the group's other members)" if together else ""
     if deadlocks and not together and len(deadlocks[0].handed) > 1:
         others = f" ({_shares(deadlocks[0].handed)})"
-    numbers = _numbers(held, budget_bytes, stream) + others
+    numbers = _numbers(held, budget_bytes, stream.name) + others
     text = f"{numbers}; its writers wait for that space, so no batch can come: {remedy}"
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
 

@@ -69,7 +69,9 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
     for name, nbytes in sorted(kept.items(), key=lambda one: -one[1]):
         is_shared = roster.groups[name].kind == SHARED
         given = hold_of(client, stream, partition, roster, name, with_freed=False).nbytes if is_shared else 0
-        amounts = [f"has yet to read {readable_bytes(nbytes - given)}"] if nbytes > given else []
+        # an ordered one also keeps an epoch's first steps, which fill its last one
+        need = "has yet to read" if is_shared else "reads in order and needs"
+        amounts = [f"{need} {readable_bytes(nbytes - given)}"] if nbytes > given else []
         amounts += [f"has {readable_bytes(given)} unacknowledged"] if given else []
         without = " without a trainer" if name in absent else ""
         parts.append(f"group {name!r}{without} {' and '.join(amounts)}")

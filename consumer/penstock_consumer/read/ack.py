@@ -549,12 +549,13 @@ class Acknowledger:
             return
         with suppress(ServerUnavailable):  # the reader reports that
             claim = self.member.claim
-            budget, held = claim.stream.budget_bytes, self._outstanding.waiting
+            stream, held = claim.stream, self._outstanding.waiting
             # other members may be about to acknowledge, too
             blocked_partitions = claim.blocked_partitions(
                 together=waited_s >= OTHER_THREAD_S and self._is_time_to_look()
             )
-            if (error := overdue(blocked_partitions, held, budget, self._stream, self._remedy(budget))) is not None:
+            error = overdue(blocked_partitions, held, stream, self._remedy(stream.budget_bytes))
+            if error is not None:
                 raise error
 
     def wait_for_next(self, waited_s: float) -> None:

@@ -32,6 +32,9 @@ dies."""
 MOST_BACKLOG_BYTES = 1 << 30
 """The largest replication backlog that is advised: a second of writes at 1 GB/s."""
 
+ABOUT = "about "
+"""A mean of samples that have come."""
+
 LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
 """The least budget of a stream that names none: a quarter of it holds a block."""
 
@@ -52,29 +55,53 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
     """Raise TooLarge if readers in canonical order could wait for ever for a step of ``samples`` samples, over all
     ranks.
 
-    The entries of a step have to fit the reserved quarter of one partition's budget, with ``kept_steps`` that are kept
-    behind it. That includes a block on either side that is only partly of the step. For ragged tensors, and before the
-    stream has a spec, nothing is known.
+    Ragged tensors count nothing, because their sizes are not known before samples come. Nor is anything before the
+    stream has a spec.
     """
     if stream.spec is None:
         return
     sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors if not tensor.is_ragged)
-    quarter, step = largest_block(stream.partition_budget), samples * sample
-    edges, steps = 3 if kept_steps else 2, (1 + kept_steps) * step
-    block_bytes = max(sample, min(stream.block_bytes, quarter))
-    needed = steps + edges * block_bytes
-    if needed > quarter:
-        around, block = edges * max(sample, stream.block_bytes), (quarter - steps) // edges
-        enough = (steps + around) * 4 * len(stream.partitions)
-        advice = f"take smaller batches, or raise budget_bytes to {enough}"
-        if around > steps and block >= sample:
-            advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
-        raise TooLarge(
-            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it ({edges} of up "
-            f"to {readable_bytes(block_bytes)}) takes {readable_bytes(needed)}; stream {stream.name!r} has "
-            f"a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}; "
-            f"penstock.Writer({stream.name!r}, budget_bytes={enough}).close() raises it"
-        )
+    if _needed_for_step(stream, samples, kept_steps, sample)[0] > largest_block(stream.partition_budget):
+        known = "at least " if any(tensor.is_ragged for tensor in stream.spec.tensors) else ""
+        raise step_too_large(stream, samples, kept_steps, sample, known)
+
+
+def step_too_large(stream: Stream, samples: int, kept_steps: int, sample_bytes: int, known: str = "") -> TooLarge:
+    """Return the error for a step in canonical order that a stream's budget cannot hold.
+
+    Args:
+        stream: The stream.
+        samples: The samples of a step of all ranks.
+        kept_steps: The further steps that are kept for it.
+        sample_bytes: The payload bytes of a sample.
+        known: What is known of them: '' exactly, ``about `` or ``at least ``.
+    """
+    quarter, step = largest_block(stream.partition_budget), samples * sample_bytes
+    needed, edges, block_bytes = _needed_for_step(stream, samples, kept_steps, sample_bytes)
+    steps = (1 + kept_steps) * step
+    around, block = edges * max(sample_bytes, stream.block_bytes), (quarter - steps) // edges
+    # a mean says little of the largest samples
+    enough = max((steps + around) * 4 * len(stream.partitions), 2 * stream.budget_bytes if known == ABOUT else 0)
+    advice = f"take smaller batches, or raise budget_bytes to {enough}"
+    if around > steps and block >= sample_bytes and not known:
+        advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
+    return TooLarge(
+        f"a step of {samples} samples is {known}{readable_bytes(step)}, which with the blocks around it ({edges} of up "
+        f"to {readable_bytes(block_bytes)}) takes {readable_bytes(needed)}; stream {stream.name!r} has "
+        f"a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}; "
+        f"penstock.Writer({stream.name!r}, budget_bytes={enough}).close() raises it"
+    )
+
+
+def _needed_for_step(stream: Stream, samples: int, kept_steps: int, sample_bytes: int) -> tuple[int, int, int]:
+    """Return the bytes that a step needs, how many blocks are only partly of it, and the bytes of one.
+
+    The entries of a step have to fit the reserved quarter of one partition's budget, with ``kept_steps`` that are kept
+    behind it. That includes a block on either side that is only partly of the step.
+    """
+    edges = 3 if kept_steps else 2
+    block_bytes = max(sample_bytes, min(stream.block_bytes, largest_block(stream.partition_budget)))
+    return (1 + kept_steps) * samples * sample_bytes + edges * block_bytes, edges, block_bytes
 
 
 @dataclass(frozen=True, slots=True)
