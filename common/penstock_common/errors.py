@@ -182,7 +182,9 @@ class CheckpointOverdue(PenstockError, RuntimeError):
 
 
 class StateMismatch(PenstockError, ValueError):
-    """A loader's saved state is of another stream, spec, group, way of reading, batch size or number of workers."""
+    """A loader's saved state is of another stream, spec, group, way of reading, batch size or number of workers, or it
+    is newer than the server.
+    """
 
     def __init__(self, what: str, found: object, expected: object, hint: str) -> None:
         self.what, self.found, self.expected = what, found, expected

@@ -4,7 +4,7 @@ import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
-import { createClient } from "@redis/client";
+import { createClient, RESP_TYPES } from "@redis/client";
 import {
   BadOption,
   EpochIncomplete,
@@ -217,6 +217,35 @@ test("a state goes back behind what was acknowledged, until retention has remove
     assert.match(error.message, /cannot be read again from position 14: group 'node' had acknowledged all below 42/);
     return true;
   });
+});
+
+test("a server that came back older refuses a newer state", async () => {
+  const stream = "older";
+  const epochs = async (count) =>
+    await peer.ask("produce", { stream, spec: "fixed", sizes: [40], epochs: count, block_bytes: 200 });
+  await epochs(1);
+  const first = begin(stream);
+  await collect(first, 1);
+  await first.close();
+  const keys = [];
+  for await (const found of client.scanIterator()) keys.push(...[found].flat());
+  const backup = new Map();
+  const raw = client.withTypeMapping({ [RESP_TYPES.BLOB_STRING]: Buffer });
+  for (const key of keys) backup.set(key, await raw.dump(key));
+  await epochs(3);
+  const loader = begin(stream);
+  for (let epoch = 0; epoch < 4; epoch++) await collect(loader, epoch < 3 ? undefined : 2);
+  const state = loader.state();
+  await loader.close();
+  assert.equal(state.epoch, 3);
+  await client.flushAll();
+  for (const [key, value] of backup) await client.restore(key, 0, value);
+  await assert.rejects(begin(stream, { state }).open(), /has epoch 3, the loader 1 epochs: the server came back from/);
+  await epochs(4);
+  await assert.rejects(
+    begin(stream, { state }).open(),
+    /has manifest .* epoch 3 was made again since: the server came/,
+  );
 });
 
 test("with a state of every rank the number of ranks may change", async () => {

@@ -109,6 +109,34 @@ class TestRefusals:
         with loader_of(any_url) as loader, pytest.raises(StateMismatch, match="spec"):
             loader.load_state_dict(state)
 
+    @pytest.mark.parametrize("steps", [3 * 13, 3 * 13 + 2])
+    @pytest.mark.parametrize(("written_again", "what"), [(0, "epoch"), (4, "manifest")])
+    def test_a_server_that_came_back_older_refuses_it(
+        self, any_url: str, any_client: Client, steps: int, written_again: int, what: str
+    ) -> None:
+        """Its new epochs have the old numbers. A rank took what nobody had trained on for acknowledged."""
+        produce(any_url, "t", 100)
+        with loader_of(any_url, order="canonical") as loader:
+            next(iter(loader))
+        backup = {key: any_client.dump(key) for key in any_client.scan_iter()}
+        produce(any_url, "t", 100, epochs=3)
+        with loader_of(any_url, order="canonical") as loader:
+            batches = (batch for _ in range(4) for batch in loader)
+            for _ in range(steps):
+                next(batches)
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader.load_state_dict(state)
+        any_client.flushall()
+        for key, value in backup.items():
+            any_client.restore(key, 0, value)
+        if written_again:
+            produce(any_url, "t", 100, epochs=written_again)
+        with loader_of(any_url, order="canonical") as loader:
+            with pytest.raises(StateMismatch, match=f"has {what} .* came back from before") as caught:
+                loader.load_state_dict(state)
+            assert caught.value.what == what
+            assert next(iter(loader)).epoch == 0
+
     @pytest.mark.parametrize("state", [{}, {"version": 2}, None, [], "state"])
     def test_what_is_no_state_is_refused(self, state: Any, any_url: str) -> None:
         """The state may come from a newer Penstock, or from another library."""

@@ -19,6 +19,7 @@ from penstock_common.errors import (
     PenstockError,
     ReplayTruncated,
     ServerUnavailable,
+    StateMismatch,
     WaitTimeout,
 )
 from penstock_common.explain.deadlock import BlockedPartition, find_blocked
@@ -480,6 +481,17 @@ class LeaseClaim(Claim):
         )
 
 
+_IS_OLDER = (
+    "the server came back from before the state was taken, as from a backup: load a checkpoint of that time, or begin "
+    "without this state"
+)
+
+
+def _last_read(epoch: int, position: int) -> int:
+    """Return the last epoch of which something was read before a position."""
+    return epoch if position else epoch - 1
+
+
 class RankClaim(Claim):
     """The claim of a rank of an ordered group: its steps from its position on."""
 
@@ -504,6 +516,8 @@ class RankClaim(Claim):
         """Epoch -> position that was reported from here."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Epoch that was read to its end here -> (end of its last step, position where all of it is acknowledged)."""
+        self._ids: dict[int, str] = {}
+        """Epoch -> its manifest's id, of the newest epochs that were read here."""
 
     @property
     def order(self) -> RankOrder:
@@ -621,14 +635,29 @@ class RankClaim(Claim):
             return False
         return self.position(epoch) >= manifest.samples
 
-    def rewind(self, epoch: int, position: int) -> None:
+    def note_manifest(self, manifest: Manifest) -> None:
+        """Remember the manifest's id for states that rest on the epoch."""
+        recent = {epoch: known for epoch, known in self._ids.items() if epoch >= manifest.epoch - 1}
+        self._ids = {**recent, manifest.epoch: manifest.id}
+
+    def state_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the part of a state that says where a rank continues. Nothing is asked of the server."""
+        return {"epoch": epoch, "position": position, "manifest": self._ids.get(_last_read(epoch, position))}
+
+    def rewind(self, epoch: int, position: int, manifest_id: str | None = None) -> None:
         """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
 
-        Raises ReplayTruncated if something of it may be gone, and EpochNotFound.
+        Args:
+            epoch: the epoch that is read next.
+            position: where its next step begins.
+            manifest_id: the manifest of the epoch that was read last, if it is known.
+
+        Raises ReplayTruncated if something of it may be gone, EpochNotFound, and StateMismatch if the server is older.
         """
         self._again.clear()
         self.flush()
         self._outboxes.forget()  # a report that is sent again would undo the rewind
+        self._require_read(epoch, position, manifest_id)
         self._require_retained(epoch)
         for number in retained_epochs(self.client, self.stream):
             manifest = find_manifest(self.client, self.stream, number)
@@ -642,6 +671,18 @@ class RankClaim(Claim):
             self._reported.pop(number, None)
             self._ends.pop(number, None)
         self.first = min(self.first, epoch)
+
+    def _require_read(self, epoch: int, position: int, manifest_id: str | None) -> None:
+        """Raise StateMismatch if the server does not know what was read, or has other samples in its place."""
+        last, begun = _last_read(epoch, position), read_counters(self.client, self.stream)[0]
+        if epoch > self.first and last >= begun:
+            raise StateMismatch("epoch", epoch, f"{begun} epochs", _IS_OLDER)
+        found = find_manifest(self.client, self.stream, last) if manifest_id else None
+        if found is None:
+            return
+        self.note_manifest(found)
+        if found.id != manifest_id:
+            raise StateMismatch("manifest", manifest_id, found.id, f"epoch {last} was made again since: {_IS_OLDER}")
 
     def _require_retained(self, epoch: int) -> None:
         if epoch in retained_epochs(self.client, self.stream) or epoch >= read_counters(self.client, self.stream)[0]:

@@ -551,7 +551,7 @@ class Loader(AlwaysTrue, Passing):
         """
         state = {**self._identity(), "loader": self._life, **self._acknowledger.progress()}
         if (rank := (member := self._joined()).rank) is not None:
-            state["epoch"], state["position"] = member.position_after(rank, *self._acknowledger.frontier())
+            state |= rank.state_at(*member.position_after(rank, *self._acknowledger.frontier()))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -565,13 +565,13 @@ class Loader(AlwaysTrue, Passing):
             state: a dict that `state_dict` returned.
 
         Raises:
-            StateMismatch: the state is of another stream, spec, group, order or batch size.
+            StateMismatch: the state is of another stream, spec, group, order or batch size, or newer than the server.
             ReplayTruncated: retention has removed what would come.
         """
         check_state(state, self._identity())
         if (rank := (member := self._joined()).rank) is not None:
             self._acknowledger.forget()
-            member.go_to(rank, int(state["epoch"]), int(state["position"]))
+            member.go_to(rank, int(state["epoch"]), int(state["position"]), state.get("manifest"))
 
     def _identity(self) -> State:
         return {

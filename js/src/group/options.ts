@@ -105,6 +105,8 @@ export interface LoaderState {
   readonly samples: number;
   /** Of a rank: where its next step begins, in planned samples of the epoch. */
   readonly position?: number;
+  /** Of a rank: the id of the manifest of the epoch that it read last, if it is known. */
+  readonly manifest?: string | null;
 }
 
 /** The options of a loader, checked. */
@@ -129,6 +131,8 @@ export interface Chosen {
 export interface RankPlace {
   readonly epoch: number;
   readonly position: number;
+  /** The id of the manifest of the epoch that was read last, if it is known. */
+  readonly manifest: string | null;
 }
 
 /** What becomes of a last step that the epoch does not fill. */
@@ -252,7 +256,7 @@ export function checkState(state: LoaderState, own: ReturnType<typeof identityOf
       throw mismatch(what, found, unit === 1 ? "an epoch" : `batches of ${unit}`, HINTS.version);
     }
   }
-  return { epoch: state.epoch as number, position: state.position as number };
+  return { epoch: state.epoch as number, position: state.position as number, manifest: state.manifest ?? null };
 }
 
 function mismatch(what: string, found: unknown, expected: unknown, hint: string): StateMismatch {

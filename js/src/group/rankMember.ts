@@ -2,7 +2,7 @@
 // epochs.
 
 import { setTimeout as sleep } from "node:timers/promises";
-import { GroupBusy, ReplayTruncated, WaitTimeout } from "../errors.js";
+import { GroupBusy, ReplayTruncated, StateMismatch, WaitTimeout } from "../errors.js";
 import type { Server } from "../server/client.js";
 import { findManifest, isEnded, type Manifest, plannedSamples, retainedEpochs } from "../stream/manifest.js";
 import {
@@ -22,6 +22,14 @@ import { Member, type Start } from "./member.js";
 import type { RunScript } from "./outbox.js";
 
 const JOIN_EVERY_MS = 200;
+const IS_OLDER =
+  "the server came back from before the state was taken, as from a backup: load a checkpoint of that time, or begin " +
+  "without this state";
+
+/** Return the last epoch of which something was read before a position. */
+function lastRead(epoch: number, position: number): number {
+  return position > 0 ? epoch : epoch - 1;
+}
 
 /** The end of an epoch that was read to its end. */
 interface EpochEnd {
@@ -39,6 +47,8 @@ export class RankMember extends Member {
   /** Epoch to the position up to which everything of this rank is acknowledged. */
   readonly #acknowledged = new Map<number, number>();
   readonly #ends = new Map<number, EpochEnd>();
+  /** Epoch to its manifest's id, of the newest epochs that were read here. */
+  readonly #ids = new Map<number, string>();
 
   /** @param quietMs Ranks of another world size that were unseen for so long are gone. */
   constructor(
@@ -109,14 +119,27 @@ export class RankMember extends Member {
     );
   }
 
+  /** Remember the manifest's id for states that rest on the epoch. */
+  noteManifest({ epoch, id }: Manifest): void {
+    this.#ids.set(epoch, id);
+    for (const known of this.#ids.keys()) if (known < epoch - 1) this.#ids.delete(known);
+  }
+
+  /** Return the id of the manifest of the last epoch that was read before a position, or null if it is not known. */
+  manifestAt(epoch: number, position: number): string | null {
+    return this.#ids.get(lastRead(epoch, position)) ?? null;
+  }
+
   /**
    * Move this rank to a position in an epoch, to the start of later epochs, and to the end of earlier ones.
    *
-   * @throws ReplayTruncated if something of it may be gone.
+   * @param manifestId - The manifest of the epoch that was read last, if it is known.
+   * @throws ReplayTruncated if something of it may be gone, and StateMismatch if the server is older.
    */
-  async rewind(epoch: number, position: number): Promise<void> {
+  async rewind(epoch: number, position: number, manifestId: string | null = null): Promise<void> {
     await this.flush();
     this.outboxes.forget();
+    await this.#requireRead(epoch, position, manifestId);
     const retained = [...(await retainedEpochs(this.server, this.stream)).keys()];
     if (!retained.includes(epoch) && epoch < (await readCounters(this.server, this.stream)).next) {
       throw new ReplayTruncated(
@@ -133,6 +156,22 @@ export class RankMember extends Member {
       this.#ends.delete(number);
     }
     this.first = Math.min(this.first, epoch);
+  }
+
+  async #requireRead(epoch: number, position: number, manifestId: string | null): Promise<void> {
+    const last = lastRead(epoch, position);
+    const begun = (await readCounters(this.server, this.stream)).next;
+    if (epoch > this.first && last >= begun) {
+      throw new StateMismatch(`this state has epoch ${epoch}, the loader ${begun} epochs: ${IS_OLDER}`);
+    }
+    const found = manifestId === null || last < 0 ? null : await findManifest(this.server, this.stream, last);
+    if (found === null) return;
+    this.noteManifest(found);
+    if (found.id !== manifestId) {
+      throw new StateMismatch(
+        `this state has manifest '${manifestId}', the loader '${found.id}': epoch ${last} was made again since: ${IS_OLDER}`,
+      );
+    }
   }
 
   async #skip(manifest: Manifest): Promise<void> {

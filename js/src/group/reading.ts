@@ -14,7 +14,7 @@ import { EpochSteps } from "./canonical.js";
 import { DeliveryCheck } from "./deliveryCheck.js";
 import { Heartbeat, Heartbeats, LeaseRenewer, LeaseRenewers } from "./heartbeat.js";
 import { Member } from "./member.js";
-import type { Chosen, RankPlace } from "./options.js";
+import type { Chosen, LoaderState, RankPlace } from "./options.js";
 import { OrderedReader } from "./orderedReader.js";
 import { PrefetchLimit, PrefetchQueue } from "./queue.js";
 import { RankMember } from "./rankMember.js";
@@ -61,6 +61,9 @@ export interface Resources {
   /** Where a rank is to continue, or null for where the group stands. */
   readonly place: RankPlace | null;
 }
+
+/** Where a loader stands: the epoch of the last batch; of a rank the epoch and the position of its next step. */
+type Standing = Pick<LoaderState, "epoch" | "position" | "manifest">;
 
 /** A joined member at work, with its heartbeat and the epoch being read. */
 export abstract class Reading {
@@ -143,7 +146,7 @@ export abstract class Reading {
   }
 
   /** Return what a state says of the place behind a batch. */
-  here(last: LoaderBatch | null): { epoch: number | null; position?: number } {
+  here(last: LoaderBatch | null): Standing {
     return { epoch: last?.epoch ?? null };
   }
 
@@ -249,7 +252,7 @@ export class OrderedReading extends Reading {
   override readonly isOrdered = true;
   readonly #made: Resources;
   /** Where this rank stands before its first batch. */
-  #begin: { epoch: number | null; position?: number } = { epoch: null };
+  #begin: Standing = { epoch: null };
   #isAbsenceTold = false;
   #isNoStepTold = false;
 
@@ -270,14 +273,14 @@ export class OrderedReading extends Reading {
     const { chosen, place } = this.#made;
     await this.member.join(chosen.start);
     if (place !== null) {
-      await this.member.rewind(place.epoch, place.position);
+      await this.member.rewind(place.epoch, place.position, place.manifest);
       this.cursor = place.epoch - 1;
     }
     this.#begin = place ?? (await this.#found());
     this.heartbeat.start();
   }
 
-  async #found(): Promise<{ epoch: number | null; position?: number }> {
+  async #found(): Promise<Standing> {
     try {
       const epoch = await this.nextEpoch();
       if (epoch === null) return { epoch: this.member.first, position: 0 };
@@ -292,6 +295,7 @@ export class OrderedReading extends Reading {
     const { member, heartbeat } = this;
     const { connection, receive, chosen } = this.#made;
     const { remainder, notify } = chosen;
+    member.noteManifest(manifest);
     const made = { member, heartbeat, connection, receive, remainder, notify };
     return await OrderedReader.open(made, manifest, await member.position(manifest.epoch), queue);
   }
@@ -317,7 +321,12 @@ export class OrderedReading extends Reading {
     }
   }
 
-  override here(last: LoaderBatch | null): { epoch: number | null; position?: number } {
+  override here(last: LoaderBatch | null): Standing {
+    const { epoch, position = 0 } = this.#standsAt(last);
+    return epoch === null ? { epoch } : { epoch, position, manifest: this.member.manifestAt(epoch, position) };
+  }
+
+  #standsAt(last: LoaderBatch | null): Standing {
     if (last === null) return this.#begin;
     const { run } = this;
     const isRead = run === null || run.reader.epoch !== last.epoch;
