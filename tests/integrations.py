@@ -26,6 +26,7 @@ PAGES = {
     "pytorch-trainers": [
         r"rank 0, epoch 1: 16 steps", r"rank 1, epoch 1: 16 steps",
         r"rank 0: 32 steps, loss 0", r"rank 1: 32 steps, loss 0",
+        r"texts: 8 steps, loss \d",
         r"rank 0: 26 steps, validation loss 0", r"rank 1: 26 steps, validation loss 0",
         r"rank 0: 203 samples, accuracy", r"rank 1: 203 samples, accuracy",
     ],

@@ -334,7 +334,7 @@ class TestLoaders:
     def test_what_cannot_be_is_refused_where_it_is_said(self, any_url: str) -> None:
         """Otherwise a promise of ordered reading would be broken silently, or a stage would begin within an epoch."""
         plan(any_url, [20])
-        with rank_of(any_url, world=2) as loader, pytest.raises(ValueError, match="different numbers of steps"):
+        with rank_of(any_url, world=2) as loader, pytest.raises(ValueError, match=r"different numbers .*\(a generator"):
             loader.filter(third)
         with rank_of(any_url, group="h") as loader, pytest.raises(ValueError, match="seeded permutation already"):
             loader.shuffle(samples=10)

@@ -353,7 +353,7 @@ class Loader(AlwaysTrue, Passing):
         if order is not None and order.world > 1:
             raise ValueError(
                 f"filter() would give {order.world} ranks different numbers of steps; leave samples out where they are "
-                "made (a transform that raises SampleError), or weigh them with zero"
+                "made (a generator that yields only the others), or weigh them with zero"
             )
         self._options.stages.append(partial(Filter, keep=keep))
         return self._before_first_batch("filter")
