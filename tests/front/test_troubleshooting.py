@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock_common import errors
+from penstock_common.stream.manifest import EpochNumberTaken
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = dict(
@@ -62,6 +63,12 @@ def test_a_line_that_is_quoted_is_one_that_is_said(name: str) -> None:
         for part in quoted.split(GAP):
             if len(words := part.strip(" ;:,.()?")) > 7:
                 assert words in texts(), f"nothing says {words!r}"
+
+
+def test_the_page_names_the_conflict_of_an_epochs_number() -> None:
+    """A traceback names a class that `penstock.errors` has not."""
+    assert issubclass(EpochNumberTaken, errors.StreamConflict)
+    assert f"`{EpochNumberTaken.__name__}`" in SECTIONS["StreamConflict"]
 
 
 def test_what_the_page_advises_to_type_exists() -> None:
