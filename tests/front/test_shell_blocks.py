@@ -64,6 +64,7 @@ HERE = (
     "faq",
     "gateway",
     "gateway-messages",
+    "housekeeping",
     "howto",
     "looking",
     "managed-services",
@@ -179,7 +180,7 @@ class Shell:
         (binaries / "penstock").chmod(0o755)
         self._env |= {
             "HOME": str(folder),
-            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(binaries), os.environ["PATH"], str(Path(sys.executable).parent)]),
             "PENSTOCK_URL": url,
             "PYTHONPATH": os.pathsep.join([*paths, str(folder / "site"), "."]),
         }

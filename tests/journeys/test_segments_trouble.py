@@ -94,6 +94,25 @@ def read_all(url: str, name: str = "t", epoch: int = 0) -> list[int]:
         return numbers(replay)
 
 
+def test_spare_files_that_an_operator_removes_are_missed_by_nobody(any_url: str, tmp_path: Path, plane: str) -> None:
+    """docs/housekeeping.md says so: a stream that was larger once gives its space back."""
+    with writer_of(any_url, spec=SPEC, payload=plane, retention="epochs:1") as writer:
+        for _ in range(3):
+            with writer.epoch() as epoch:
+                epoch.write(sample(1))
+        with loader_of(any_url) as loader:
+            assert [numbers(loader) for _ in range(3)] == [[1]] * 3
+        assert main(["trim", "t", "--url", any_url]) == 0
+        spare = list(tmp_path.glob("segments/t.*/free-*.seg"))
+        assert len(spare) == 2
+        for path in spare:
+            path.unlink()
+        with writer.epoch() as epoch:
+            epoch.write(sample(2))
+    assert [read_all(any_url, epoch=number) for number in (2, 3)] == [[1], [2]]
+    assert main(["audit", "t", "--url", any_url]) == 0
+
+
 def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: str, plane: str) -> None:
     """A writer is killed while the server is stopped, and a buffered commit must not name another writer's file."""
     writer = writer_of(any_url, spec=SPEC, payload=plane, block_bytes=10 * SAMPLE_BYTES)
