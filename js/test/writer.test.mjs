@@ -554,6 +554,15 @@ test("a writer that is closed before its epoch commits what that was given", asy
   assert.equal((await (await again.epoch(0)).shard(0)).position, 5);
 });
 
+test("a flush of the writer commits what its open epoch was given", async () => {
+  const writer = await begin("flushed", { spec: { x: ["float64", []] } });
+  const epoch = await writer.epoch();
+  await epoch.write({ x: 1 });
+  await writer.flush();
+  assert.equal((await (await (await begin("flushed")).epoch(0)).shard(0)).position, 1);
+  await epoch.close();
+});
+
 test("writers of a feed that start together share an epoch", async () => {
   for (const name of ["together1", "together2", "together3"]) {
     const writers = await Promise.all(Array.from({ length: 6 }, () => begin(name, { spec: { x: ["float64", []] } })));

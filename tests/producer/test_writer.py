@@ -276,6 +276,18 @@ def test_a_writer_that_is_closed_before_its_epoch_commits_what_that_was_given(an
     assert close_epoch(any_client, load_stream(any_client, "t"), 0) == 5
 
 
+def test_a_flush_of_the_writer_commits_what_its_open_epochs_were_given(any_url: str, any_client: Client) -> None:
+    """It looked at the feed alone, so a writer that was killed later lost what it had flushed."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        with writer.epoch() as first, writer.epoch() as second:
+            first.write(sample(0))
+            second.write(sample(1))
+            writer.flush()
+            for epoch in (first, second):
+                assert epoch.shard(0).position == 1
+        writer.flush()
+
+
 def test_an_error_inside_the_block_abandons_the_epoch(any_url: str) -> None:
     """An epoch that will never be complete must not look as if it could be."""
     with writer_of(any_url, spec=SPEC) as writer:

@@ -273,8 +273,9 @@ export class Writer {
     return this.#feed === null ? 0 : this.#feed.position - this.#feed.committed;
   }
 
-  /** Return once everything written to the endless feed is committed. */
+  /** Return once everything written to the endless feed, and to the epoch that was opened last, is committed. */
   async flush(): Promise<void> {
+    await this.#begun?.flush();
     await this.#feed?.commitAll();
   }
 

@@ -173,8 +173,7 @@ class Writer:
         self._resources = SharedResources(self._client, self.stream, notify)
         self._is_closed = self._is_opening = False
         self._owner = os.getpid()
-        self._begun: Callable[[], EpochWriter | None] = lambda: None
-        """Returns the epoch that was opened last."""
+        self._epochs: weakref.WeakSet[EpochWriter] = weakref.WeakSet()
         self._feed: ShardWriter | None = None
         self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
@@ -241,7 +240,7 @@ class Writer:
         sizes = None if sizes is None else _checked_sizes(sizes)
         manifest = self._opened(None, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
         epoch = EpochWriter(self, manifest, owns=number is None)
-        self._begun = weakref.ref(epoch)
+        self._epochs.add(epoch)
         return epoch
 
     def _opened(self, opened: Manifest | None, number: int | None, **plan: Any) -> Manifest:
@@ -364,13 +363,13 @@ class Writer:
             self._feed = None
 
     def _tell_mistaken(self) -> None:
-        """Say that the open epoch stays empty, because a call of the writer's own `write` probably means the epoch."""
-        epoch = self._begun()
-        if epoch is not None and epoch._is_untouched:
-            self._notify(
-                f"writer.write() goes to the endless feed of {self.stream.name!r}, and epoch {epoch.number}, which is "
-                "open, stays empty: to write into it call the write() of what writer.epoch() returned"
-            )
+        """Say that an open epoch stays empty, because a call of the writer's own `write` probably means the epoch."""
+        for epoch in self._epochs:
+            if epoch._is_untouched:
+                self._notify(
+                    f"writer.write() goes to the endless feed of {self.stream.name!r}, and epoch {epoch.number}, which "
+                    "is open, stays empty: to write into it call the write() of what writer.epoch() returned"
+                )
 
     def _tell_lost(self, count: int) -> None:
         self._notify(
@@ -451,20 +450,23 @@ class Writer:
         return self._client
 
     def flush(self) -> None:
-        """Return once everything written to the endless feed is committed."""
+        """Return once everything written to the endless feed and by `EpochWriter.write` to open epochs is committed.
+
+        A shard that `EpochWriter.shard` returned has a ``flush`` of its own.
+        """
+        for epoch in self._epochs:
+            epoch.flush()
         if self._feed is not None:
             self._feed.commit_all()
 
     def close(self) -> None:
         """End the feed's epoch, if one was begun, and close the connection.
 
-        An epoch that was opened last and not closed stays open. What was written to it is committed. A second call does
-        nothing.
+        An epoch that was not closed stays open. What was written to it is committed. A second call does nothing.
         """
         if self._is_closed:
             return
-        epoch = self._begun()
-        if epoch is not None and epoch._is_left:
+        for epoch in [each for each in self._epochs if each._is_left]:
             epoch.flush()
             self._notify(
                 f"epoch {epoch.number} of {self.stream.name!r} stays open, and trainers wait for its end: call its "
