@@ -65,8 +65,10 @@ class GroupSituation:
     """(member, seconds since it was seen, entries it holds) of members that are dead, as far as is known."""
     lost: tuple[int, int] | None = None
     """The first and last epoch of which samples were released before it read them, because it had left."""
+    ready_samples: int = 0
+    """The unread samples of the epoch that it reads now. Those of later epochs come after it."""
     open_epoch: int | None = None
-    """The open epoch of a feed whose samples it has read, if later epochs have more: no writer has ended it."""
+    """The open epoch without an unread sample that it reads now, if later epochs have more: no writer has ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class StreamSituation:
     has_epochs: bool = True
     """Whether there is an epoch that was not abandoned."""
     trainers: tuple[GroupSituation, ...] = ()
+    open_epoch: int | None = None
+    """The open epoch without a sample that a new group would begin with, if later epochs have samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +275,23 @@ def _entries(count: int) -> str:
 
 
 def _open_epoch(now: StreamSituation) -> Bottleneck | None:
-    held_up = [each for each in _starved(now) if each.open_epoch is not None]
-    if not held_up:
+    epoch: int | None
+    if held_up := [each for each in _starved(now) if each.open_epoch is not None]:
+        most = max(held_up, key=lambda each: each.waits or 0.0)
+        who, epoch, ready = _waiting(most), most.open_epoch, f"{most.lag_samples} samples"
+    elif not any(each.live for each in now.trainers):
+        epochs = [each.open_epoch for each in now.trainers] or [now.open_epoch]
+        who, epoch, ready = "nobody reads, and a trainer would wait", epochs[0], "samples"
+        if None in epochs:
+            return None
+    else:
         return None
-    most = max(held_up, key=lambda each: each.waits or 0.0)
     return Bottleneck(
         "open epoch",
-        f"{_waiting(most)} for the end of epoch {most.open_epoch}, which it has read, while {most.lag_samples} samples "
-        "of later epochs lie ready: a writer of that epoch pauses, or died. If it died, end the epoch. A writer that "
-        "still runs ends with ShardMismatch then",
-        f"penstock epochs close {now.stream} {most.open_epoch}",
+        f"{who} for the end of epoch {epoch}, which has no unread sample, while {ready} of later epochs lie ready: a "
+        "writer of that epoch pauses, or died. If it died, end the epoch. A writer that still runs ends with "
+        "ShardMismatch then",
+        f"penstock epochs close {now.stream} {epoch}",
     )
 
 
@@ -358,11 +369,11 @@ def _starving(now: StreamSituation) -> Bottleneck | None:
         return None
     most = max(waiting, key=lambda each: each.waits or 0.0)
     part = _waiting(most)
-    if most.lag_samples > READY_S * (most.demand or 0.0):
+    if most.ready_samples > READY_S * (most.demand or 0.0):
         return Bottleneck(
             "reading",
-            f"{part} though {most.lag_samples} samples lie ready: their host, its network or its checksums are what is "
-            "slow; loader.stats() tells which",
+            f"{part} though {most.ready_samples} samples lie ready: their host, its network or its checksums are what "
+            "is slow; loader.stats() tells which",
         )
     if not now.is_making:
         return Bottleneck("jobs", f"{part}, and no epoch is being made: produce more epochs, or further ahead",

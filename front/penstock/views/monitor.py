@@ -10,7 +10,7 @@ from penstock.views.servers import is_worth_showing, server_json
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import ORDERED, rank_member
-from penstock_common.stream.manifest import OPEN
+from penstock_common.stream.manifest import OPEN, SIZED
 from penstock_common.stream.reported_rates import ReportedRate
 from penstock_producer.jobs.autoscaler import load_of, shown
 
@@ -163,6 +163,7 @@ def situation(now: StreamSnapshot) -> StreamSituation:
         is_making=any(epoch.state in ("open", "sized") for epoch in now.epochs),
         has_epochs=any(epoch.state != "abandoned" for epoch in now.epochs),
         trainers=tuple(_trainers(now, group) for group in now.groups),
+        open_epoch=_current(now, None)[1],
     )
 
 
@@ -203,6 +204,7 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
         for member in group.members
         if member.is_silent and (member.pending_entries or (is_ordered and group.lag_samples))
     ]
+    ready_samples, open_epoch = _current(now, group.name)
     return GroupSituation(
         group=group.name,
         live=sum(one.is_live for one in group.members),
@@ -216,15 +218,22 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
         missing=tuple(rank for rank in range(group.world) if rank_member(rank) not in there and group.lag_samples),
         silent=tuple((one.name, one.liveness.unseen_s, one.pending_entries) for one in silent),
         lost=group.lost,
-        open_epoch=_open_epoch(now, group.name),
+        ready_samples=ready_samples,
+        open_epoch=open_epoch,
     )
 
 
-def _open_epoch(now: StreamSnapshot, group: str) -> int | None:
-    """Return the open epoch of a feed that holds up a group, or None.
+def _current(now: StreamSnapshot, group: str | None) -> tuple[int, int | None]:
+    """Return the unread samples of the epoch that a group reads now, and the epoch's number if it holds the group up.
 
-    It is the first that the group has not ended. The group has read its samples, and later epochs have more.
+    The number is None unless the epoch is open, has no unread sample, and later epochs have some. While workers make
+    an epoch that is no feed, the group waits for them. The group None is a new one.
     """
-    unread = [(epoch, epoch.committed - epoch.read[group]) for epoch in now.epochs if group in epoch.read]
-    due = [(epoch, left) for epoch, left in unread if left or (epoch.kind == FEED and epoch.state == OPEN)]
-    return due[0][0].epoch if len(due) > 1 and not due[0][1] and any(left for _, left in due) else None
+    readable = [epoch for epoch in now.epochs if group is None or group in epoch.read]
+    unread = [(epoch, epoch.committed - (epoch.read[group] if group else 0)) for epoch in readable]
+    due = [(epoch, left) for epoch, left in unread if left or epoch.state in (OPEN, SIZED)]
+    if not due:
+        return 0, None
+    (first, ready), *later = due
+    holds_up = first.state == OPEN and (first.kind == FEED or not now.rates.workers)
+    return ready, first.epoch if holds_up and not ready and any(left for _, left in later) else None

@@ -47,7 +47,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
         (NOW, "no workers", "no worker says that it is at work"),
         (replace(NOW, is_making=False), "jobs", "no epoch is being made"),
         (
-            replace(NOW, workers=4, trainers=(replace(HUNGRY, lag_samples=900),)),
+            replace(NOW, workers=4, trainers=(replace(HUNGRY, lag_samples=1800, ready_samples=900),)),
             "reading",
             "though 900 samples lie ready",
         ),
@@ -129,7 +129,12 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
         (
             replace(NOW, trainers=(replace(HUNGRY, lag_samples=700, open_epoch=3),)),
             "open epoch",
-            "for the end of epoch 3, which it has read, while 700 samples of later epochs lie ready",
+            "for the end of epoch 3, which has no unread sample, while 700 samples of later epochs lie ready",
+        ),
+        (
+            replace(NOW, trainers=(), open_epoch=3),
+            "open epoch",
+            "nobody reads, and a trainer would wait for the end of epoch 3, which has no unread sample, while samples",
         ),
         (
             replace(NOW, waiting=1, trainers=(replace(BUSY, waits=0.9, open_epoch=3),)),

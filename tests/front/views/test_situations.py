@@ -220,6 +220,30 @@ def test_a_killed_writer_of_a_feed_is_named_and_closing_its_epoch_helps(any_url:
         assert committed(after) > committed(before)
 
 
+def leave(url: str) -> None:
+    """Open an epoch, and give it no sample."""
+    writer = penstock.Writer("left", url=url, spec=SPEC)
+    epoch = writer.epoch()
+    print("open", flush=True)
+    time.sleep(PATIENCE_S)
+    epoch.close()
+
+
+def test_a_killed_writer_of_an_empty_epoch_is_named_and_closing_it_helps(any_url: str, until: Look) -> None:
+    """Samples of later epochs counted as ready, so the screen found the trainers' host too slow."""
+    with child(leave, any_url) as writer:
+        assert writer.line() == "open"
+        writer.kill()
+    with penstock.Writer("left", url=any_url) as later, later.epoch() as epoch:
+        epoch.write_batch({"x": np.zeros((3000, 1000), np.uint8), "y": np.arange(3000)})
+    until(any_url, "left", "open epoch", words=("nobody reads, and a trainer would wait",))
+    with child(train, any_url, "left", "20", "0"):
+        told = until(any_url, "left", "open epoch", words=("while 3000 samples of later epochs lie ready",))
+        assert told["bottleneck"]["remedy"] == "penstock epochs close left 0"
+        assert main(["epochs", "close", "left", "0", "--url", any_url]) == 0
+        assert until(any_url, "left", "done", "jobs")["groups"][0]["lag_samples"] == 0
+
+
 UNHINDERED = ("balanced", "no workers", "trainers", "reading")
 """The causes of a stream whose writer has space. Which one it is depends on how busy the machine is."""
 
