@@ -14,9 +14,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from penstock_common.errors import PenstockError, ServerUnavailable, SpecMismatch, StateMismatch
+from penstock_common.errors import GroupFinished, PenstockError, ServerUnavailable, SpecMismatch, StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
+from penstock_common.stream.streams import load_stream, set_plan
 from penstock_consumer.adapters.step_tracking import StepTracker
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture, choice, mix
@@ -106,6 +107,20 @@ def test_ending_with_the_first_leaves_the_rest_for_the_next_iteration(any_url: s
     assert whole
     assert {epoch for source, epoch, _ in second if source == whole[0]} == {1}
     assert len(first) < 30
+
+
+def test_ending_with_the_first_reaches_every_sample_of_the_last_epochs(any_url: str, any_client: Client) -> None:
+    """The first loader that had read all its epochs ended the mixture, and the rest of the others never came."""
+    streams(any_url, epochs=2)
+    for name in SIZES:
+        set_plan(any_client, load_stream(any_client, name), 2)
+    passes = []
+    with mixture(any_url, ends="first") as mixed, pytest.raises(GroupFinished):
+        while True:
+            passes.append(sum(1 for _ in mixed))
+    assert passes[-1] == 0
+    assert sum(passes) == sum(2 * size // 8 for size in SIZES.values())
+    assert delivered(any_client) == {name: 2 * count for name, count in SIZES.items()}
 
 
 def test_a_batch_is_acknowledged_when_the_next_is_asked_for_whoever_gives_it(any_url: str, any_client: Client) -> None:

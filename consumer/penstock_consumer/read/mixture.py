@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock_common.errors import SpecMismatch, StateMismatch
+from penstock_common.errors import GroupFinished, SpecMismatch, StateMismatch
 from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledger, Adapter, handed_over
@@ -39,7 +39,7 @@ def mix(
         loaders: name -> (loader, weight). A loader with weight 0.7 of 1 gives seven batches of ten.
         seed: of the choice.
         ends: "last" ends an iteration with the last loader's epoch, "first" with the first one's. Then the rest of
-            the others comes in the next iteration.
+            the others comes in the next iteration. A loader that has read all its epochs is passed over.
 
     Raises:
         ValueError: the loaders or weights are wrong.
@@ -204,15 +204,22 @@ class Mixture(AlwaysTrue, Passing):
         self._at.end()
 
     def _next(self, sources: Mapping[str, Iterator[Batch]]) -> Batch | None:
+        """Return the next batch of the pass, or None at its end. Raises GroupFinished if every loader does."""
+        finished: list[GroupFinished] = []
         for name in choice(self._weights, self._seed, self._at.pulled):
             if name not in self._at.done:
                 acknowledger = hooks_of(self._loaders[name]).acknowledger
                 self._asked = _Asked(acknowledger, acknowledger.newest, self._at.pulled, self._at.trained)
-                if (batch := next(sources[name], None)) is not None:
-                    return batch.given_by(name)
+                try:
+                    if (batch := next(sources[name], None)) is not None:
+                        return batch.given_by(name)
+                except GroupFinished as error:
+                    finished.append(error)
                 self._at.done.add(name)
-            if self._ends == "first":
+            if self._ends == "first" and name in self._at.began:  # else it has read all its epochs
                 return None
+        if len(finished) == len(self._weights):
+            raise finished[0]
         return None
 
     def __len__(self) -> int:
