@@ -489,8 +489,9 @@ class TestRefusals:
         said: list[str] = []
         with pytest.raises(
             BudgetRefused,
-            match=r"no memory for .*budgets take 73 MiB of the 74 MiB .*penstock delete NAME.*"
-            r"penstock\.Writer\(NAME, budget_bytes=BYTES\)\.close\(\) does it",
+            match=r"no memory for .*budgets take 73 MiB of the 74 MiB .*: give another stream less \(penstock\.Writer\("
+            r"NAME, budget_bytes=BYTES\)\.close\(\) does it\), and each small stream a small one from the start "
+            r"\(budget_bytes=BYTES, --budget\), remove .*penstock delete NAME",
         ):
             writer_of(server.url, notify=said.append)
         assert said == []  # it takes nothing, so nothing is announced

@@ -207,7 +207,8 @@ def _require_any_room(wanted: StreamBudget, others: Sequence[ServerBudgets]) -> 
             raise BudgetRefused(
                 f"no memory for stream {wanted.name!r}: the other streams' budgets take {readable_bytes(taken)} of the "
                 f"{readable_bytes(one.room_bytes)} that streams may have of {_named(one, others)} maxmemory "
-                f"{readable_bytes(one.limit_bytes)}: {REMOVE}, {SHRINK}, or raise maxmemory"
+                f"{readable_bytes(one.limit_bytes)}: {SHRINK}, and each small stream a small one from the start "
+                f"(budget_bytes=BYTES, --budget), {REMOVE}, or raise maxmemory"
             )
 
 
