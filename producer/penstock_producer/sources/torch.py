@@ -46,9 +46,11 @@ def open_torch(
     if isinstance(found, data.IterableDataset):
         return GeneratorSource(_passes(found), name, transform, limit=limit, kind="torch")
     if not isinstance(found, data.Dataset):
+        has_items = hasattr(type(found), "__getitem__") and hasattr(type(found), "__len__")
+        hint = f"; `penstock produce dataset {name}` takes an object with len() and items by index" if has_items else ""
         raise SourceError(
             f"{name} is a {type(found).__name__}; expected a torch Dataset, IterableDataset or DataLoader, or a "
-            "function that returns one"
+            f"function that returns one{hint}"
         )
     if limit is not None:
         raise SourceError(f"{name} has a length, so limit= has no meaning; use torch.utils.data.Subset")

@@ -7,13 +7,14 @@ block, and how a failing block is treated.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock_common.errors import SampleError, SourceError
+from penstock_common.hints import an
 from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.items import as_sample, flat
 from penstock_producer.sources.names import blame, is_token, lookup, name_in_token, resolve_callable
@@ -61,6 +62,11 @@ class Transform:
         made = self.call(item, rng, key)
         if made is None:
             raise SampleError(f"{key}: transform {self.name} returned None; expected a dict of tensors")
+        if isinstance(made, Iterator) or (isinstance(made, list) and made and isinstance(made[0], Mapping)):
+            raise SampleError(
+                f"{key}: transform {self.name} returned {an(made)}; expected a dict of tensors, because a transform "
+                "makes exactly one sample: a source of the kind generator makes 0 to n samples of one input"
+            )
         return as_sample(made, key)
 
     def call(self, item: Any, rng: np.random.Generator, key: str) -> Any:

@@ -273,7 +273,8 @@ def test_batches_whose_samples_lie_apart_are_refused_in_words() -> None:
 def test_what_is_not_torchs_is_refused(user_module: UserModule) -> None:
     """One line, when it is opened."""
     name = user_module("def numbers(): return [1, 2]")
-    with pytest.raises(SourceError, match="is a list; expected a torch Dataset, IterableDataset or DataLoader"):
+    hint = rf"is a list; expected a torch Dataset, IterableDataset .*`penstock produce dataset {name}:numbers` takes"
+    with pytest.raises(SourceError, match=hint):
         opened(TorchConfig(name=f"{name}:numbers"))
     with pytest.raises(SourceError, match="has a length, so limit= has no meaning"):
         opened(TorchConfig(name=f"{user_module(CODE)}:Words", limit=3))

@@ -103,6 +103,13 @@ def test_a_failure_names_sample_exception_and_the_users_line(user_module: UserMo
         Transform.load(f"{name}:nothing")({"x": 0}, RNG, "cat/1.png")
 
 
+@pytest.mark.parametrize("made", [[{"x": 1}, {"x": 2}], (part for part in ({"x": 1}, {"x": 2}))])
+def test_a_transform_of_several_samples_is_refused_in_words(made: object) -> None:
+    """The message named a tensor 'x' that the user did not make."""
+    with pytest.raises(SampleError, match=r"returned a (list|generator); .* makes exactly one sample: a source of the"):
+        Transform.of(lambda _: made)(1, RNG, "a.png")
+
+
 def test_a_sample_may_be_refused_on_purpose() -> None:
     """A transform that finds a sample unfit says why, and it is quarantined under its name."""
 
