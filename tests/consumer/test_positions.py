@@ -195,9 +195,12 @@ class TestJoining:
         with rank_of(any_url):
             pass
         with (
-            pytest.raises(GroupKindMismatch, match=r"batch_size is 9: .* give batch_size=8"),
+            pytest.raises(GroupKindMismatch, match=r"batch_size is 9: .* give batch_size=8; or"),
             rank_of(any_url, batch=9),
         ):
+            pass
+        accumulated = r"give batch_size=8 \(gradients accumulated over 3 batches keep the global batch\); or .* Another"
+        with pytest.raises(GroupKindMismatch, match=accumulated), rank_of(any_url, batch=24):
             pass
 
     def test_another_world_size_waits_for_nobody_who_is_gone(self, any_url: str) -> None:

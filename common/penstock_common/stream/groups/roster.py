@@ -348,9 +348,12 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
             f"trainer would read it {who.kind}: {other}{_declared_for(who)}"
         )
     if answer == b"batch":
+        steps, rest = divmod(order.batch, facts[0])
+        same = "" if rest else f" (gradients accumulated over {steps} batches keep the global batch)"
         return GroupKindMismatch(
             f"group {group!r} of {stream!r} is read in batches of {facts[0]}, this trainer's batch_size is "
-            f"{order.batch}: positions count whole batches, so give batch_size={facts[0]}; or {other}"
+            f"{order.batch}: positions count whole batches, so give batch_size={facts[0]}{same}; or {other}. Another "
+            "group begins at the start of an epoch"
         )
     named = ", ".join(name.decode() for name in facts[1:])
     return GroupBusy(
