@@ -69,6 +69,17 @@ def test_a_job_of_an_epoch_that_was_read_and_released_has_nothing_to_do(any_url:
             dispatcher.close()
 
 
+def test_a_job_of_a_deleted_stream_names_the_deletion(any_url: str) -> None:
+    """Its worker blamed the address alone, which was right."""
+    dispatcher = Dispatcher(any_url, QUEUE)
+    with elsewhere(any_url):
+        dispatcher.enqueue([TASK])
+        failure = awaited(lambda: dispatcher.failure([TASK]))
+    dispatcher.close()
+    assert failure is not None
+    assert "stream 'train' was deleted, or is on another server than this worker's: then give --url" in failure[1]
+
+
 def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str) -> None:
     """A second run of a shard that is there may find its source changed, or its epoch gone in its midst; so what?"""
     plan = ProductionPlan(stream="train", source=dataset("slowly"), epochs=2, shard_samples=30)

@@ -254,7 +254,8 @@ class TaskRunner:
                 client.close()
             if found is None:
                 raise TaskOutdated(
-                    f"stream {task.stream!r} is not on this worker's server; give --url as the producer has it"
+                    f"stream {task.stream!r} was deleted, or is on another server than this worker's: then give --url "
+                    "as the producer has it"
                 )
             if writer is not None:
                 writer.close()
