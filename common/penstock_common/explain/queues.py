@@ -24,6 +24,10 @@ _PID = re.compile(r"[1-9][0-9]{0,9}")
 """The id of one process. 0 and negative numbers would end a whole group of processes."""
 _SHOWN = 80
 """The characters that are shown of what others wrote."""
+_SAMPLED = 8
+"""The jobs that are read from either end of a queue, to learn for which streams it has jobs."""
+_DESCRIBED = re.compile(rb"shard \d+ of epoch \d+ of '([A-Za-z0-9._-]{1,100})'")
+"""The description that Penstock gives a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +93,21 @@ def find_foreign_workers(client: Client, names: Iterable[str]) -> list[ForeignWo
                 pid = pid if _PID.fullmatch(pid) else "?"
                 name = key.removeprefix(_WORKER)[:_SHOWN]
                 found.append(ForeignWorker(queue, name, host if is_host(host) else "?", pid, failed))
+    return found
+
+
+def find_queued_streams(client: Client, names: Iterable[str]) -> dict[str, set[str]]:
+    """Return queue -> the streams of its first and last jobs.
+
+    Raises:
+        ServerUnavailable: The queue's server does not answer.
+    """
+    found: dict[str, set[str]] = {}
+    for queue in names:
+        ends = [("LRANGE", f"rq:queue:{queue}", *end) for end in ((0, _SAMPLED - 1), (-_SAMPLED, -1))]
+        replies = ask_all(client, ends, raises=False)
+        jobs = {job for reply in replies if isinstance(reply, list) for job in reply}
+        texts = ask_all(client, [("HGET", b"rq:job:" + job, "description") for job in jobs], raises=False)
+        streams = [_DESCRIBED.fullmatch(text) for text in texts if isinstance(text, bytes)]
+        found[queue] = {match[1].decode() for match in streams if match}
     return found

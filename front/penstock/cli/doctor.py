@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         queue_url = queue_url_of(args)
         if queue_url or may_keep_jobs(client):
             names = [facts.snapshot.name for facts in streams]
-            found += [("queue", one) for one in _queue(queue_url or url_of(args), args.queue, names)]
+            found += [("queue", one) for one in _queue(client, queue_url or url_of(args), args.queue, names)]
         limits = dict(limit for _, one in of_servers for limit in _LIMIT.findall(one.fix))
         found = [
             *of_servers,
@@ -165,17 +166,24 @@ def _of_servers(
     return [(of, replace(one, fix=of_node(one.fix, client))) for of, one in found]
 
 
-def _queue(url: str, queue: str, streams: list[str]) -> list[Finding]:
-    """Return the findings on the workers of the queues that these streams may have."""
-    from penstock.views.doctor import Finding, only_own_workers
-    from penstock_common.explain.queues import find_foreign_workers, queue_names
+def _queue(stream_client: Client, url: str, queue: str, streams: list[str]) -> list[Finding]:
+    """Return the findings on the workers and jobs of the queues that these streams may have."""
+    from penstock.views.doctor import Finding, jobs_without_stream, only_own_workers
+    from penstock_common.explain.queues import find_foreign_workers, find_queued_streams, queue_names
     from penstock_common.server.error_translation import START_ONE
     from penstock_common.stream.client import connect
     from penstock_common.stream.commands import Refused
+    from penstock_common.stream.keys import StreamKeys
 
     try:
         with connect(url) as client:
-            return only_own_workers(find_foreign_workers(client, queue_names(queue, streams)))
+            names = queue_names(queue, streams)
+            gone = {
+                name: [one for one in queued if not stream_client.exists(StreamKeys(one).meta)]
+                for name, queued in find_queued_streams(client, names).items()
+            }
+            where = '"$PENSTOCK_QUEUE_URL"' if "@" in url else shlex.quote(url)  # a password must not appear
+            return [*only_own_workers(find_foreign_workers(client, names)), *jobs_without_stream(gone, where)]
     except ServerUnavailable as error:
         found = f"no production and no worker can start: {str(error).removesuffix(f': {START_ONE}')}"
         return [Finding("reachable", "error", found, "set PENSTOCK_QUEUE_URL (or --queue-url) to a server that runs")]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -262,4 +262,18 @@ def only_own_workers(found: Sequence[ForeignWorker]) -> list[Finding]:
             "says",
         )
         for one in found
+    ]  # fmt: skip
+
+
+def jobs_without_stream(gone: Mapping[str, Collection[str]], where: str) -> list[Finding]:
+    """Return a finding for each queue with jobs of streams that are gone. A shell expands ``where`` to its address."""
+    return [
+        Finding(
+            "jobs", "note",
+            f"queue {queue!r} has jobs of {', '.join(sorted(streams))}, which this server does not have: it was "
+            "deleted, and the jobs stay until a worker refuses them, or it is on another server",
+            f"if no production uses the queue: rq empty --url {where} {queue}",
+        )
+        for queue, streams in gone.items()
+        if streams
     ]  # fmt: skip

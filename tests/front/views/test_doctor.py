@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ from penstock_common.errors import ServerUnsuitable
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import note_wait
 from penstock_common.stream.servers.embedded import EmbeddedServer, server_label
+from penstock_producer.jobs.dispatch import Dispatcher
+from tests.producer.test_trust import TASK
 
 
 def examined(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
@@ -257,3 +263,21 @@ def test_what_cannot_be_examined_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(line)
+
+
+def test_queued_jobs_of_a_stream_that_is_gone_are_named(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No time removes them, and no other command showed them."""
+    monkeypatch.setenv("PENSTOCK_QUEUE_URL", url)
+    penstock.Writer("train", url=url, spec={"y": ("int64", ())}).close()
+    dispatcher = Dispatcher(url, "penstock")
+    dispatcher.enqueue([TASK, TASK.model_copy(update={"manifest_id": "n", "stream": "kl"})])
+    dispatcher.close()
+    _, found = examined(capsys, "--url", url, "--no-probe")
+    assert found["queue/jobs"]["severity"] == "note"
+    assert found["queue/jobs"]["found"].startswith("queue 'penstock' has jobs of kl, which this server does not have: ")
+    program, *words = shlex.split(os.path.expandvars(found["queue/jobs"]["fix"].partition(": ")[2]))
+    subprocess.run([Path(sys.executable).parent / program, *words], check=True)
+    _, found = examined(capsys, "--url", url, "--no-probe")
+    assert "queue/jobs" not in found
