@@ -141,8 +141,10 @@ class TestJoining:
         assert release_epoch(scene.client, scene.stream, 0)
         with pytest.raises(EpochNotFound, match=r"epoch 0 of 't' is not retained; retained: 1, 2, 3"):
             scene.member().join(0)
-        with pytest.raises(ReplayTruncated, match=r"epoch 0 of 't' was released.*; retained: 1, 2, 3"):
+        with pytest.raises(ReplayTruncated, match=r"epoch 0 of 't' was released.*; retained: 1, 2, 3\. ") as caught:
             scene.rank().join(0)
+        assert "Without this state or start= the group goes on where it stands" in str(caught.value)
+        assert "declared group (`penstock groups declare t " in str(caught.value)
         scene.rank().join(EPOCHS)
         member = scene.member()
         member.join(EPOCHS)

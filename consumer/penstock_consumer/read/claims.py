@@ -689,7 +689,10 @@ class RankClaim(Claim):
             return
         there = ", ".join(map(str, retained_epochs(self.client, self.stream))) or "none"
         raise ReplayTruncated(
-            f"epoch {epoch} of {self.stream.name!r} was released, so it cannot be gone back to; retained: {there}"
+            f"epoch {epoch} of {self.stream.name!r} was released, so it cannot be gone back to; retained: {there}. "
+            "Without this state or start= the group goes on where it stands, and skips what came between. A declared "
+            f"group (`penstock groups declare {self.stream.name} {self.who.group} --ordered`) keeps what no checkpoint "
+            "contains with acknowledge='on_checkpoint', and retention='epochs:9' keeps older epochs"
         ) from EpochNotFound(f"epoch {epoch}")
 
     def _go_back(self, manifest: Manifest, position: int) -> None:
