@@ -454,7 +454,7 @@ class Writer:
 
         A shard that `EpochWriter.shard` returned has a ``flush`` of its own.
         """
-        for epoch in self._epochs:
+        for epoch in list(self._epochs):  # another thread may open one
             epoch.flush()
         if self._feed is not None:
             self._feed.commit_all()
