@@ -257,7 +257,7 @@ def retained_epochs(client: Client, stream: Stream) -> dict[int, str]:
 @readable(lambda stream, reply: stream.keys.epochs)
 def parse_states(stream: Stream, reply: dict[bytes, bytes]) -> dict[int, str]:
     """Return epoch -> manifest state, from the contents of the epochs key."""
-    return {int(epoch): state for epoch, state in sorted(decoded(reply).items(), key=lambda item: int(item[0]))}
+    return dict(sorted((int(epoch), state.decode()) for epoch, state in reply.items()))
 
 
 def open_epoch(

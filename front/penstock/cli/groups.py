@@ -102,10 +102,10 @@ def _silent(members: Iterable[MemberSnapshot]) -> list[str]:
 
 
 def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
+    from penstock_common.stream.groups.roster import Membership, RankOrder, find_group, join_group
 
     name = args.name
-    known = load_roster(client, stream.partitions[0]).groups.get(name)
+    known = find_group(client, stream.partitions[0], name)
     order = RankOrder(0, 0, 0) if args.ordered else None
     first = join_group(client, Membership(stream, name, "", "", order), declared=True)
     if known is not None and known.declared:

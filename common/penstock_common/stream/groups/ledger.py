@@ -16,7 +16,7 @@ from penstock_common.stream.commands import Arg, Client, ScriptCall, ask_all, ru
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.groups.dead_notes import load_notes
 from penstock_common.stream.groups.positions import done_below, kept_head, known_positions, starts_of
-from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, find_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.ranges import merge_ranges
@@ -167,7 +167,7 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     """Return (shard, lo, hi) of each range of the epoch that is neither acknowledged, nor dead, nor quarantined."""
     missing: list[tuple[int, int, int]] = []
     dead = {p.number: dead_letters(client, p, manifest.epoch, group) for p in stream.partitions}
-    known = load_roster(client, stream.partitions[0]).groups.get(group)
+    known = find_group(client, stream.partitions[0], group)
     if known is not None and known.kind == ORDERED:
         minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
         ends = {shard: (at, manifest.shard_size(shard)) for shard, at in starts_of(manifest, manifest.shards()).items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
@@ -168,6 +169,13 @@ def load_roster(client: Client, partition: PartitionKeys) -> Roster:
     return parse_roster(client, partition, client.hgetall(partition.roster))
 
 
+@readable(lambda client, partition, group: partition.roster)
+def find_group(client: Client, partition: PartitionKeys, group: str) -> GroupRecord | None:
+    """Return a group's record, or None if the roster does not have it. The rest of the roster is not read."""
+    record: bytes | None = client.hget(partition.roster, f"g:{group}")
+    return None if record is None else _group(record.decode())
+
+
 def fetch_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes, bytes]]]:
     """Return the server's time in ms, and the roster of each partition, in one round trip."""
     rosters = [("HGETALL", partition.roster) for partition in stream.partitions]
@@ -185,34 +193,35 @@ def known_groups(client: Client, stream: Stream) -> list[str]:
 @readable(lambda client, partition, reply: partition.roster)
 def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, bytes]) -> Roster:
     """Return the roster of a partition from the fields of its key, by their one-letter kinds."""
-    fields = decoded(reply)
-    kinds: dict[str, dict[str, str]] = {}
-    for name, value in fields.items():
-        kind, _, rest = name.partition(":")
-        kinds.setdefault(kind, {})[rest] = value
+    kinds: defaultdict[bytes, dict[bytes, bytes]] = defaultdict(dict)
+    for name, value in reply.items():  # most have numbers of retained epochs, which need no decoding
+        kinds[name[:2]][name[2:]] = value
     members = {
         (name.partition(":")[0], name.partition(":")[2]): json.loads(value)
-        for name, value in kinds.get("m", {}).items()
+        for name, value in decoded(kinds[b"m:"]).items()
     }
-    for name in (*kinds.get("g", {}), *(name for who in members for name in who)):
-        if not is_name(name):  # names are in commands that people paste
-            raise ValueError(f"{name!r:.80} is no name of a group or member")
+    groups = decoded(kinds[b"g:"])
+    for named in (*groups, *(part for who in members for part in who)):
+        if not is_name(named):  # names are in commands that people paste
+            raise ValueError(f"{named!r:.80} is no name of a group or member")
+    closed = (name.rpartition(b":") for name in kinds[b"d:"])
+    waiting = decoded(kinds[b"w:"])
     return Roster(
-        generation=fields.get("gen", "0"),
-        groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
+        generation=reply.get(b"gen", b"0").decode(),
+        groups={name: _group(value) for name, value in sorted(groups.items())},
         members={who: int(value["seen"]) for who, value in members.items()},
         incarnations={who: str(value.get("inc", "")) for who, value in members.items()},
         idle={who: IdleReport(int(v["idle"]), int(v["handed"])) for who, v in members.items() if "idle" in v},
-        epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
-        trimmed=frozenset(map(int, kinds.get("t", {}))),
-        retiring={int(name): value for name, value in kinds.get("x", {}).items()},
-        retired=tuple(parse_ranges(fields.get("retired", ""))),
-        closed=frozenset((name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in kinds.get("d", {})),
-        pinned=frozenset(map(int, kinds.get("p", {}))),
-        replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
-        epoch_bytes={int(name): int(value) for name, value in kinds.get("b", {}).items()},
-        bytes=int(fields.get("bytes", 0)),
-        waiting=parse_waiting(kinds["w"], server_ms(client, partition.roster)) if "w" in kinds else {},
+        epochs=dict(sorted((int(name), value.decode()) for name, value in kinds[b"e:"].items())),
+        trimmed=frozenset(map(int, kinds[b"t:"])),
+        retiring={int(name): value.decode() for name, value in kinds[b"x:"].items()},
+        retired=tuple(parse_ranges(reply.get(b"retired", b"").decode())),
+        closed=frozenset((name.decode(), int(epoch)) for name, _, epoch in closed),
+        pinned=frozenset(map(int, kinds[b"p:"])),
+        replays={name: _replay(value) for name, value in decoded(kinds[b"r:"]).items()},
+        epoch_bytes={int(name): int(value) for name, value in kinds[b"b:"].items()},
+        bytes=int(reply.get(b"bytes", 0)),
+        waiting=parse_waiting(waiting, server_ms(client, partition.roster)) if waiting else {},
     )
 
 

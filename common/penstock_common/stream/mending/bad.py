@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -22,7 +22,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import IndexRecord, describe_entry, index_records, is_gone
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
-from penstock_common.stream.groups.roster import ORDERED, load_roster, reopen_for_group, require_group
+from penstock_common.stream.groups.roster import ORDERED, find_group, load_roster, reopen_for_group, require_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.streams import Stream
@@ -99,12 +99,20 @@ def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group:
     if group is not None:
         require_group(client, stream, group)
     found = BadReport()
+    groups = {partition: load_roster(client, partition).groups for partition in stream.partitions}
     for number in retained_epochs(client, stream) if epoch is None else [epoch]:
         manifest = load_manifest(client, stream, number)
+        found.quarantined.extend(list_quarantined(client, stream, number))
         for partition in stream.partitions:
-            found.quarantined.extend(_quarantined(client, partition, number))
-            found.dead.extend(_letters(client, stream, manifest, partition, group))
+            asked = [name for name in groups[partition] if group in (None, name)]
+            found.dead.extend(_letters(client, stream, manifest, partition, asked))
     return found
+
+
+def list_quarantined(client: Client, stream: Stream, epoch: int) -> Iterator[Quarantined]:
+    """Yield the bad samples of an epoch."""
+    for partition in stream.partitions:
+        yield from _quarantined(client, partition, epoch)
 
 
 def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryView:
@@ -158,7 +166,7 @@ def retry_dead(
 
 def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) -> bool:
     manifest = load_manifest(client, stream, letter.epoch)
-    record = load_roster(client, stream.partitions[0]).groups.get(letter.group)
+    record = find_group(client, stream.partitions[0], letter.group)
     if record is not None and record.kind == ORDERED:
         if must:
             raise StreamConflict(
@@ -226,14 +234,10 @@ def read_reason(value: bytes) -> str:
 
 
 def _letters(
-    client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys, group: str | None
+    client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys, groups: Iterable[str]
 ) -> Iterator[DeadLetter]:
     epoch = manifest.epoch
-    by_group = {
-        name: load_notes(client, partition, epoch, name)
-        for name in load_roster(client, partition).groups
-        if group in (None, name)
-    }
+    by_group = {name: load_notes(client, partition, epoch, name) for name in groups}
     records = records_by_entry(client, stream, manifest, partition) if any(by_group.values()) else {}
     for name, notes in by_group.items():
         for entry_id, note in sorted(notes.items()):
