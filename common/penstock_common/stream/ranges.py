@@ -16,6 +16,11 @@ def format_ranges(ranges: list[tuple[int, int]]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
+def ranges_of(numbers: Iterable[int]) -> str:
+    """Return numbers, in any order, as text."""
+    return format_ranges(merge_ranges((number, number) for number in numbers))
+
+
 def add_to_ranges(text: str, number: int) -> str:
     """Return the text with one more number in it."""
     return format_ranges(merge_ranges([*parse_ranges(text), (number, number)]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from threading import Timer
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, add_stream, connected
@@ -11,7 +13,8 @@ from penstock.cli import EPOCH_NUMBER, add_stream, connected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cli.console import Console
+    from penstock.cli.console import Console, ProgressBar
+    from penstock_common.stream.audit import AuditProgress
     from penstock_common.stream.audit.accounts import AuditReport, EpochAudit
     from penstock_common.stream.commands import Client
     from penstock_producer.sources.config import SourceConfig
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 SHOWN = 50
 """Findings printed; --json has them all."""
+SILENT_S = 4.0
+"""The time after which a long audit shows its progress, and the time between two lines of it."""
 
 EPILOG = """\
 example:
@@ -73,10 +78,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     source = None if args.repair is None else source_in("penstock audit STREAM --repair", args.repair)
     with connected(args) as client:
-        report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
+
+        def audited() -> AuditReport:
+            with nullcontext(lambda done, total: None) if args.json else _progress(console) as progress:
+                return audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep, progress=progress)
+
+        report = audited()
         if source is not None and any(epoch.missing for epoch in report.epochs):
             _repair(client, report, source, console, deep=args.deep)
-            report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
+            report = audited()
     if source is not None and not args.deep:
         console.notice(
             "payloads were not verified: with --deep before --repair, damaged ones are found and made again, too"
@@ -86,6 +96,28 @@ def run(args: argparse.Namespace, console: Console) -> int:
     else:
         print_report(report, console)
     return 0 if report.is_clean else 1
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[AuditProgress]:
+    """Yield a function that shows the audited epochs on stderr, once the audit has taken `SILENT_S`."""
+    counts: tuple[int, int | None] = 0, None
+    shown: list[ProgressBar] = []
+
+    def update(done: int, total: int) -> None:
+        nonlocal counts
+        counts = done, total
+        for bar in shown:
+            bar.update(done, total=total)
+
+    with console.progress(SILENT_S) as bars:
+        timer = Timer(SILENT_S, lambda: shown.append(bars.add("audit", counts[1], "epochs", done=counts[0])))
+        timer.start()
+        try:
+            yield update
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 def _repair(client: Client, report: AuditReport, config: SourceConfig, console: Console, *, deep: bool) -> None:
@@ -140,10 +172,15 @@ def print_report(report: AuditReport, console: Console) -> None:
     if len(report.findings) > SHOWN:
         console.line(f"found: {len(report.findings) - SHOWN} more, see --json")
     for epoch in report.epochs:
-        for line in [*_remarks(epoch), *_unreplicated(epoch, is_clean=report.is_clean)]:
+        for line in _remarks(epoch):
             console.line(f"epoch {epoch.epoch}: {line}")
+    for line in _unreplicated(report):
+        console.line(line)
     if report.released:
-        console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
+        console.line(
+            f"not audited: epochs {report.released} were released: every group that held data was done with them, or "
+            "they were abandoned"
+        )
     if report.unseen:
         which = "1 entry" if report.unseen == 1 else f"{report.unseen} entries"
         console.line(
@@ -176,14 +213,24 @@ def _remarks(epoch: EpochAudit) -> Iterator[str]:
         yield f"the server had lost {loss}; they were made again"
 
 
-def _unreplicated(epoch: EpochAudit, *, is_clean: bool) -> Iterator[str]:
-    """Yield what was written without a replica, unless all of a clean epoch was, as on every single server."""
-    from penstock_common.stream.audit.accounts import said_unreplicated
+def _unreplicated(report: AuditReport) -> Iterator[str]:
+    """Yield what was written without a replica, with a line for each server if all of several epochs was.
 
-    written = sum(one.end - one.first for one in epoch.unreplicated)
-    if is_clean and written >= epoch.produced + epoch.bad:
-        return
-    yield from said_unreplicated(epoch.unreplicated)
+    A clean report does not name these epochs, because every single server writes so.
+    """
+    from penstock_common.stream.audit.accounts import said_unreplicated
+    from penstock_common.stream.ranges import ranges_of
+
+    whole: dict[str, list[int]] = {}
+    for epoch in report.epochs:
+        if sum(one.end - one.first for one in epoch.unreplicated) < epoch.produced + epoch.bad:
+            for line in said_unreplicated(epoch.unreplicated):
+                yield f"epoch {epoch.epoch}: {line}"
+        elif not report.is_clean:
+            for server in dict.fromkeys(one.server for one in epoch.unreplicated):
+                whole.setdefault(server, []).append(epoch.epoch)
+    for server, epochs in whole.items():
+        yield f"epoch{'s' * (len(epochs) != 1)} {ranges_of(epochs)}: written while {server} had no replica"
 
 
 def _advice(report: AuditReport) -> Iterator[str]:
@@ -191,9 +238,11 @@ def _advice(report: AuditReport) -> Iterator[str]:
     name = report.stream
     if report.deletion:
         return  # the finding says what to do
-    if lost := [str(epoch.epoch) for epoch in report.epochs if epoch.server_losses]:
+    from penstock_common.stream.ranges import ranges_of
+
+    if lost := ranges_of(epoch.epoch for epoch in report.epochs if epoch.server_losses):
         yield (
-            f"to do: epoch {', '.join(lost)} is not what its trainers were given: produce it again as another epoch, "
+            f"to do: epoch {lost} is not what its trainers were given: produce it again as another epoch, "
             f"or train on with what is there; `penstock epochs abandon {name} EPOCH` lets it go, and the note with it"
         )
     if report.disagreements:

@@ -262,17 +262,20 @@ def terminal_at(stream: TextIO) -> Terminal | None:
 class ProgressBar:
     """One labelled count. With ``total`` None it has no end."""
 
-    def __init__(self, bars: ProgressBars, label: str, total: int | None, unit: str, *, is_last: bool = False) -> None:
+    def __init__(
+        self, bars: ProgressBars, label: str, total: int | None, unit: str, *, is_last: bool = False, done: int = 0
+    ) -> None:
         self._bars = bars
         self.is_last = is_last
         """Whether it stays below all others, also those that are added later."""
         self.label, self.total, self.unit = printable(label), total, unit
-        self.done = 0
+        self.done = done
         self.note = ""
         """A text after the numbers, such as a rate or a loss."""
 
-    def update(self, done: int, note: str | None = None, total: int | None = None) -> None:
-        """Set the count and, if given, the note and the total."""
+    def update(self, done: int, note: str | None = None, total: int | None = None, *, label: str | None = None) -> None:
+        """Set the count and, if given, the note, the total and the label."""
+        self.label = self.label if label is None else printable(label)
         self._set(done, note, total)
         self._bars.changed()
 
@@ -310,9 +313,11 @@ class ProgressBars:
         self._last = 0.0 if self._terminal else self._clock()
         self._lock = threading.RLock()
 
-    def add(self, label: str, total: int | None = None, unit: str = "", *, is_last: bool = False) -> ProgressBar:
+    def add(
+        self, label: str, total: int | None = None, unit: str = "", *, is_last: bool = False, done: int = 0
+    ) -> ProgressBar:
         """Add a bar below the others, but above those that are last."""
-        bar = ProgressBar(self, label, total, unit, is_last=is_last)
+        bar = ProgressBar(self, label, total, unit, is_last=is_last, done=done)
         with self._lock:
             self._bars = sorted([*self._bars, bar], key=lambda each: each.is_last)
             self.changed()

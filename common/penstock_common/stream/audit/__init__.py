@@ -6,14 +6,14 @@ unexplained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit, MissingRange, UnreplicatedRange
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
-from penstock_common.stream.audit.survey import PartitionSurvey, read_indexes, survey_partition
+from penstock_common.stream.audit.survey import EpochRosters, PartitionSurvey, read_indexes, survey_partition
 from penstock_common.stream.commands import Client, parse_id
 from penstock_common.stream.entries import IndexRecord, count_entries
 from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses, resent_losses
@@ -33,7 +33,14 @@ __all__ = [
 ]
 
 
-def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False) -> AuditReport:
+AuditProgress = Callable[[int, int], None]
+"""A function of the epochs that were audited so far, and of all of them."""
+
+
+def audit_stream(
+    client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False,
+    progress: AuditProgress = lambda done, total: None,
+) -> AuditReport:  # fmt: skip
     """Audit every retained epoch, or one. ``deep`` also fetches every payload and verifies checksums.
 
     It may run while the stream is written and read. A damaged key is a finding. Raises StreamNotFound, EpochNotFound.
@@ -52,9 +59,11 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
     except DamagedKey as error:
         return AuditReport(name, [], released, damage=[str(error)])
     report = AuditReport(name, [], released, disagreements=_disagreements(client, found, epoch))
-    for number in numbers:
+    rosters = EpochRosters(client)
+    for done, number in enumerate(numbers):
+        progress(done, len(numbers))
         try:
-            audit = _audit_epoch(client, found, number, deep)
+            audit = _audit_epoch(client, found, number, rosters, deep)
         except DamagedKey as error:
             audit = EpochAudit(number, "damaged", None, findings=[str(error)], is_damaged=True)
         if number in lost:
@@ -62,6 +71,7 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
             audit.add_losses(lost[number], "the server lost this epoch as it was")
         if audit is not None:
             report.epochs.append(audit)
+    progress(len(numbers), len(numbers))
     if report.unseen:
         report.why_unseen = why_unseen(found)
     return report
@@ -90,7 +100,7 @@ def _existing(client: Client, stream: Stream, epoch: int) -> int:
     return epoch
 
 
-def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> EpochAudit | None:
+def _audit_epoch(client: Client, stream: Stream, epoch: int, rosters: EpochRosters, deep: bool) -> EpochAudit | None:
     """Audit one epoch. Returns None if it was released since."""
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
@@ -101,7 +111,7 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
         if count_entries(client, stream, epoch):
             audit.findings.append(f"{stream.keys.meta} has no spec, so its entries cannot be read")
         return audit
-    surveys = survey_epoch(client, stream, manifest, deep=deep)
+    surveys = survey_epoch(client, stream, manifest, rosters, deep=deep)
     again = find_manifest(client, stream, epoch)
     if again is None or again.id != manifest.id or any(epoch in survey.roster.retiring for survey in surveys):
         return None
@@ -188,8 +198,11 @@ def is_held_by(writers: Set[str], first: int, end: int, records: Sequence[IndexR
     return at >= end
 
 
-def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[PartitionSurvey]:
-    """Return what each partition holds of an epoch. The stream has a spec."""
+def survey_epoch(
+    client: Client, stream: Stream, manifest: Manifest, rosters: EpochRosters | None = None, *, deep: bool = False
+) -> list[PartitionSurvey]:
+    """Return what each partition holds of an epoch. The stream has a spec. ``rosters`` are those of other epochs."""
+    rosters = rosters or EpochRosters(client)
     spec = stream.require_spec()
     shards = begun_shards(client, stream, manifest)
     starts = starts_of(manifest, shards)
@@ -201,7 +214,7 @@ def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bo
         }
         surveys.append(
             survey_partition(
-                client, stream, partition, manifest.epoch, sizes, starts, spec, deep=deep, segments=segments
+                client, stream, partition, manifest.epoch, sizes, starts, spec, rosters, deep=deep, segments=segments
             )
         )
     return surveys

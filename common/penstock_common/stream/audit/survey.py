@@ -27,7 +27,7 @@ from penstock_common.stream.entries import (
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import Positions, done_by_ranks, known_positions
-from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
+from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, parse_roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.payloads import whole_fields
@@ -92,9 +92,9 @@ class PartitionSurvey:
     number: int
     state: str
     before: Roster
-    """The roster before everything else was read."""
+    """The roster, or what it says of the epoch, before everything else was read."""
     roster: Roster
-    """The roster after it, which marks what was trimmed in between."""
+    """The same after it, which marks what was trimmed in between."""
     newest: EntryId
     """The newest committed id at the beginning. What the index has after it may be too new to have been seen."""
     held: dict[bytes, SurveyedEntry]
@@ -105,16 +105,40 @@ class PartitionSurvey:
     groups: dict[str, GroupSurvey]
 
 
+class EpochRosters:
+    """Reads what a roster says of one epoch, because it has fields for each retained epoch and group.
+
+    A whole roster names the groups. It is read again when its generation shows that they may be others.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[PartitionKeys, Roster] = {}
+
+    def load(self, partition: PartitionKeys, epoch: int) -> Roster:
+        """Return the roster of now, at least with its groups and what it says of the epoch and its bytes."""
+        if (known := self._known.get(partition)) is not None:
+            names = ["gen", *(f"{kind}:{epoch}" for kind in "etxb")]
+            names += [name for group in known.groups for name in (f"g:{group}", f"d:{group}:{epoch}")]
+            values = zip(names, self._client.hmget(partition.roster, names), strict=True)
+            fields = {name.encode(): value for name, value in values if value is not None}
+            found = parse_roster(self._client, partition, fields)
+            if (found.generation, found.groups.keys()) == (known.generation, known.groups.keys()):
+                return found
+        self._known[partition] = whole = load_roster(self._client, partition)
+        return whole
+
+
 def survey_partition(
     client: Client, stream: Stream, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None],
-    starts: dict[int, int], spec: Spec, *, deep: bool, segments: SegmentReader | None = None,
+    starts: dict[int, int], spec: Spec, rosters: EpochRosters, *, deep: bool, segments: SegmentReader | None = None,
 ) -> PartitionSurvey:  # fmt: skip
     """Read a partition so that a running epoch looks consistent: entries before the index, pending before ledgers.
 
     ``sizes`` has the partition's shards, with the planned size, or None to take what is committed. ``starts`` has the
     place where each begins in canonical order, as far as that is known.
     """
-    before = load_roster(client, partition)
+    before = rosters.load(partition, epoch)
     newest = last_given(client, partition, epoch).get(LAST, LATEST)
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
     index = read_indexes(client, stream, epoch, list(sizes))
@@ -151,7 +175,7 @@ def survey_partition(
         _take_given_up(group, notes.values())
     bad = _quarantined(client, partition, epoch)
     state: bytes | None = client.get(partition.state(epoch))
-    roster = load_roster(client, partition)
+    roster = rosters.load(partition, epoch)
     return PartitionSurvey(
         partition.number,
         (state or b"none").decode("utf-8", "backslashreplace"),
