@@ -1,9 +1,10 @@
 """Exporting: copy a stream's epochs to files, bit-exact, with the holes and their reasons.
 
 A replay's lease holds an epoch while it is copied. Each entry is verified as it is read. An epoch counts once all of it
-is on the disk. An unfinished file is named ``.part``. A file that ``export.json`` does not name was left by an
-interrupted run, and the next run removes it. An epoch with a missing or a cut file is copied again. The way back is the
-producer's `write/importer.py`.
+is on the disk and ``export.json`` names it. That file names every epoch, so many small ones are named together. An
+unfinished file is named ``.part``. A file that ``export.json`` does not name was left by an interrupted run, and the
+next run removes it. An epoch with a missing or a cut file is copied again. The way back is the producer's
+`write/importer.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,7 +35,7 @@ from penstock_common.segments.writer import write_all
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
-from penstock_common.stream.mending.bad import list_bad
+from penstock_common.stream.mending.bad import list_quarantined
 from penstock_common.stream.payloads import entry_fields, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.tuning import LEASE_S
@@ -45,6 +47,8 @@ from penstock_consumer.replay.retained import RetainedEpoch
 PART = ".part"
 EXPORT_BYTES = 1 << 30
 """Bytes after which a file of an export takes no further record."""
+NAMED_EVERY_S = 1.0
+"""The seconds between two writes of ``export.json``. After a kill the epochs of that time are copied again."""
 _OURS = re.compile(rf"({NAME.pattern[:-2]}({re.escape(PART)})?|{re.escape(CONTENTS + PART)})\Z")
 
 
@@ -130,7 +134,7 @@ def _copied(
             done += record.nbytes
             progress(epoch, done, held.nbytes)
         holes = [(shard, offset) for shard, record in held.records() for offset in record.holes]
-        why = {(bad.shard, bad.offset): bad.why for bad in list_bad(client, stream, epoch=epoch).quarantined}
+        why = {(bad.shard, bad.offset): bad.why for bad in list_quarantined(client, stream, epoch)}
         manifest = held.manifest
         return ExportedEpoch(
             epoch, manifest.kind, manifest.seed, manifest.fingerprint,
@@ -193,6 +197,12 @@ class ExportWriter:
         self._name = ""
         self._at = self._records = 0
         self._files: list[ExportedFile] = []
+        self._named_s = -NAMED_EVERY_S
+        """When ``export.json`` was written."""
+        self._is_named = True
+        """Whether it has all of `contents`."""
+        self._old: list[ExportedFile] = []
+        """The files of earlier copies. They go once ``export.json`` names the new ones."""
 
     def has_whole(self, epoch: int) -> bool:
         """Return whether the epoch is in the contents, and its files are there with their sizes."""
@@ -234,9 +244,9 @@ class ExportWriter:
             self._files.append(ExportedFile(self._name, self._at, self._records))
 
     def finish(self, note: ExportedEpoch) -> None:
-        """Give the epoch's files their names, and then put the epoch into the contents, because only that counts.
+        """Give the epoch's files their names, and then put the epoch into the contents.
 
-        The files of an earlier copy are removed.
+        Only ``export.json`` counts. It is written at once after `NAMED_EVERY_S`, else with a later epoch or by `close`.
         """
         self._end_file()
         for file in self._files:
@@ -246,15 +256,24 @@ class ExportWriter:
         others = [one for one in self.contents.epochs if one.epoch != note.epoch]
         epochs = (*others, replace(note, files=tuple(self._files)))
         self.contents = replace(self.contents, epochs=tuple(sorted(epochs, key=lambda one: one.epoch)))
+        self._old.extend(() if before is None else before.files)
+        self._is_named = False
+        if time.monotonic() - self._named_s >= NAMED_EVERY_S:
+            self._name_epochs()
+
+    def _name_epochs(self) -> None:
         _write_contents(self.path, self.contents)
-        for old in () if before is None else before.files:
-            (self.path / old.name).unlink(missing_ok=True)
+        self._named_s, self._is_named = time.monotonic(), True
+        while self._old:
+            (self.path / self._old.pop().name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file. An unfinished one keeps its name, ``.part``."""
+        """Name all finished epochs, and close the file. An unfinished one keeps its name, ``.part``."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+        if not self._is_named:
+            self._name_epochs()
 
 
 @contextmanager

@@ -56,8 +56,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def listed(epochs: tuple[int, ...]) -> str:
-    """Return numbers of epochs as text, such as ``epochs 0, 1``."""
-    return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else "nothing new"
+    """Return numbers of epochs as text, such as ``epochs 0-3,5``."""
+    from penstock_common.stream.ranges import ranges_of
+
+    return f"epoch{'s' * (len(epochs) != 1)} {ranges_of(epochs)}" if epochs else "nothing new"
 
 
 def there_before(kept: tuple[int, ...]) -> str:
@@ -66,12 +68,16 @@ def there_before(kept: tuple[int, ...]) -> str:
 
 
 def shown(bars: ProgressBars, verb: str) -> Callable[[int, int, int], None]:
-    """Return a function that draws a bar for each epoch, in MB."""
-    there: dict[int, ProgressBar] = {}
+    """Return a function that draws one bar: the epoch that is copied now, in MB, and how many are done."""
+    bar: ProgressBar | None = None
+    begun: set[int] = set()
 
     def show(epoch: int, done: int, total: int) -> None:
-        if epoch not in there:
-            there[epoch] = bars.add(f"{verb} epoch {epoch}", max(1, total // 1_000_000), "MB")
-        there[epoch].update(done // 1_000_000 if done < total else max(1, total // 1_000_000))
+        nonlocal bar
+        begun.add(epoch)
+        count, size = len(begun) - (done < total), max(1, total // 1_000_000)
+        label, note = f"{verb} epoch {epoch}", f"{count:,} epoch{'s' * (count != 1)} done"
+        bar = bar or bars.add(label, size, "MB")
+        bar.update(done // 1_000_000 if done < total else size, note, size, label=label)
 
     return show

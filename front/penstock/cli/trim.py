@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run one pass, and print what it did and what it had to leave."""
     from penstock_common.stream.payloads import plane_of
+    from penstock_common.stream.ranges import ranges_of
     from penstock_common.stream.removal.reconcile import reconcile
     from penstock_producer.write.cleaner import clean_up, shrink_to_budget
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.json({"stream": stream.name, "retention": stream.retention, **result, "kept": kept})
         return 0
     one = len(done.released) == 1
-    which = f"epoch{'' if one else 's'} {', '.join(map(str, done.released))}" if done.released else "no whole epoch"
+    which = f"epoch{'' if one else 's'} {ranges_of(done.released)}" if done.released else "no whole epoch"
     console.line(f"released {which} of {stream.name!r} ({by}): {readable_bytes(freed)} freed")
     if files.spare_files:
         console.line(
