@@ -279,6 +279,26 @@ def test_nobody_is_told_while_one_reader_is_at_work(any_url: str) -> None:
 
 
 @pytest.mark.usefixtures("soon")
+def test_a_rank_is_not_told_of_its_step_while_another_group_can_make_space(any_url: str, any_client: Client) -> None:
+    """Later steps fill the other partition, and no acknowledgement frees them. They are not what the rank waits for."""
+    shared, ordered = (
+        Group(any_url, "a"),
+        Group(any_url, "ranks", acknowledge="on_next", order="canonical", batch_size=4),
+    )
+    with two_shards(any_url, partitions=2) as begin_the_first:
+        begin_the_first()
+        for group in (shared, ordered):
+            group.start()
+        for group in (shared, ordered):
+            group.join(60)
+    assert [shared.error, ordered.error] == [None, None]
+    assert shared.told
+    assert not ordered.told
+    assert all(group.seen == Counter(range(COUNT)) for group in (shared, ordered))
+    assert audit_stream(any_client, "t").is_clean
+
+
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_step_of_ragged_samples_that_the_budget_cannot_hold_is_told_to_each_rank(any_url: str, ranks: int) -> None:
     """Three steps did not fit, of which two stay for the end of the epoch. All waited for ever, and no error came."""

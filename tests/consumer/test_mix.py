@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +19,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import load_stream, set_plan
 from penstock_consumer.adapters.step_tracking import StepTracker
+from penstock_consumer.read.ack import Acknowledger
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture, choice, mix
 from penstock_consumer.stages.batch import Batch
@@ -328,3 +329,35 @@ def test_a_loader_that_fails_to_close_leaves_no_other_one_open(any_url: str, nam
             mixed.close() if how == "close" else mixed.__exit__(None, None, None)
         with pytest.raises(PenstockError, match="closed"):
             next(iter(other))
+
+
+def test_what_was_trained_on_is_acknowledged_though_another_loader_fails_to_close(any_url: str) -> None:
+    """An error of one loader went to the exit of the other one, which then came back with its last batch."""
+    streams(any_url)
+    close = Acknowledger.close
+
+    def close_one(self: Acknowledger) -> None:
+        if self._stream == "b":
+            raise ServerUnavailable("away")
+        close(self)
+
+    away = patch.object(Acknowledger, "close", close_one)
+    with suppress(ServerUnavailable), away, mixture(any_url) as mixed:
+        batches = [batch for _, batch in zip(range(8), mixed, strict=False)]
+    trained = [batch for batch in batches if batch.source == "a"]
+    with mixture(any_url) as mixed:
+        assert mixed._loaders["a"].state_dict()["position"] == 8 * len(trained)
+
+
+def test_no_loader_moves_if_one_refuses_its_state_for_an_older_server(any_url: str) -> None:
+    """The state of the other one looks right, and was loaded before."""
+    streams(any_url)
+    with mixture(any_url) as mixed:
+        batches = iter(mixed)
+        states = [mixed.state_dict() for _, _ in zip(range(6), batches, strict=False)]
+        for name in SIZES:
+            states[3]["loaders"][name]["manifest"] = "made again" if name == "b" else None
+        with pytest.raises(StateMismatch, match="manifest"):
+            mixed.load_state_dict(states[3])
+        assert mixed.state_dict()["loaders"] == states[-1]["loaders"]
+        assert step(next(batches)) is not None

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import StateMismatch
+from penstock_common.errors import StateMismatch, WaitTimeout
 from penstock_common.stream.commands import Client
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
-from tests.contracts.feed import loader_of, produce
+from tests.contracts.feed import loader_of, numbers, produce
 
 
 def test_a_state_is_small_json_and_asks_nobody(fresh_server: Any) -> None:
@@ -136,6 +136,28 @@ class TestRefusals:
                 loader.load_state_dict(state)
             assert caught.value.what == what
             assert next(iter(loader)).epoch == 0
+
+    def test_a_refused_state_leaves_the_pass_as_it_is(self, any_url: str) -> None:
+        """What was trained on was forgotten, and the next pass began before it."""
+        produce(any_url, "t", 100)
+        with loader_of(any_url, order="canonical", acknowledge="on_checkpoint") as loader:
+            batches = iter(loader)
+            seen = numbers(next(batches) for _ in range(3))
+            with pytest.raises(StateMismatch, match="manifest"):
+                loader.load_state_dict({**loader.state_dict(), "manifest": "made again"})
+            assert seen + numbers(batches) == list(range(100))
+            loader.checkpointed()
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+
+    def test_a_start_beyond_the_newest_epoch_is_no_state(self, any_url: str) -> None:
+        """A group that has read some epochs may be told to begin with a later one, which is not there yet."""
+        produce(any_url, "t", 100, epochs=2)
+        with loader_of(any_url, order="canonical") as loader:
+            numbers(loader)
+        produce(any_url, "t", 100)
+        settings: dict[str, Any] = {"order": "canonical", "timeout_s": 0.2}
+        with loader_of(any_url, start=4, **settings) as loader, pytest.raises(WaitTimeout, match="has read epoch"):
+            next(iter(loader))
 
     @pytest.mark.parametrize("state", [{}, {"version": 2}, None, [], "state"])
     def test_what_is_no_state_is_refused(self, state: Any, any_url: str) -> None:

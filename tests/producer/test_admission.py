@@ -87,7 +87,6 @@ def decided(control: AdmissionControl, answers: Answers, steps: list[Step]) -> l
 def no_roster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no notes: there is no server."""
     monkeypatch.setattr(admission, "note_wait", lambda *_, **__: None)
-    monkeypatch.setattr(admission, "find_stream", lambda *_: None)
 
 
 def control_of(budget: int, payload: str, answers: Any) -> AdmissionControl:
@@ -96,7 +95,9 @@ def control_of(budget: int, payload: str, answers: Any) -> AdmissionControl:
     stream: Any = SimpleNamespace(
         name="t", partition_of=lambda _: partition, partitions=[partition], partition_budget=budget, payload=payload
     )
-    resources: Any = SimpleNamespace(cleaner=answers, server_memory=answers, order=answers)
+    resources: Any = SimpleNamespace(
+        cleaner=answers, server_memory=answers, order=answers, partition_budget=budget, read_budget=lambda: None
+    )
     manifest: Any = SimpleNamespace(epoch=0)
     return AdmissionControl(ShardTarget(answers, stream, manifest, 0), lambda: answers.step.now_s, resources)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from penstock_common.stream.manifest import (
     retained_epochs,
 )
 from penstock_common.stream.servers.suitability import ABOUT, step_too_large
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import Stream, read_budget
 
 IDLE_MS = 5_000
 """A loop that has waited this long for a batch has no other work."""
@@ -55,7 +55,7 @@ class Deadlock:
     an epoch for its last step.
     """
     steps: Mapping[str, int] = field(default_factory=dict)
-    """Group in canonical order -> the samples of a step of all its ranks."""
+    """Group in canonical order whose next step lacks samples of this partition -> the samples of its step."""
     sample_bytes: int = 0
     """The mean payload bytes of a sample."""
 
@@ -92,14 +92,13 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
         if not holdings.are_all_live:
             return None
         if epoch in kept:
-            holdings.freed()
-            stay_bytes += int(holdings.stored[0])
-        else:
-            freed += holdings.freed()
-            stay_bytes += holdings.stay_bytes
-            ordered_bytes += holdings.ordered_bytes
-            steps |= holdings.steps
-            held += holdings.held
+            stay_bytes += roster.epoch_bytes.get(epoch, 0)
+            continue
+        freed += holdings.freed()
+        stay_bytes += holdings.stay_bytes
+        ordered_bytes += holdings.ordered_bytes
+        steps |= holdings.steps
+        held += holdings.held
         stored += holdings.stored
     handed = {who: roster.idle[who].handed_bytes for who in live if roster.idle[who].handed_bytes}
     return Deadlock(freed, handed, held, stay_bytes, ordered_bytes, steps, int(stored[0]) // max(1, int(stored[1])))
@@ -138,11 +137,12 @@ def find_blocked(
         return []
     if not is_stuck(client, stream, rosters):
         return []
+    budget_bytes = read_budget(client, stream) // len(stream.partitions)
     return [
         BlockedPartition(
             tuple(roster.waiting.values()),
             mine_bytes=held_bytes(partition),
-            budget_bytes=stream.partition_budget,
+            budget_bytes=budget_bytes,
             has_others=_have_others(client, stream, partition, roster, me),
             group=hold_of(client, stream, partition, roster, me[0], with_freed=True) if together else None,
             deadlock=find_deadlock(client, stream, partition, roster) if together else None,
@@ -196,18 +196,15 @@ class _MemberHoldings:
         one.
         """
         self._pending = pending
-        live_groups = {group for group, _ in live}
-        self._reached = {
-            name: self._end_of_steps(record) if name in live_groups else 0
-            for name, record in self._groups.items()
-            if record.kind == ORDERED
-        }
-        self.steps = {
-            name: record.world * record.batch
-            for name, record in self._groups.items()
-            if record.kind == ORDERED and name in live_groups
-        }
-        """Each live ordered group and the samples of its step."""
+        self._live_groups = live_groups = {group for group, _ in live}
+        ordered = [name for name, record in self._groups.items() if record.kind == ORDERED]
+        end, awaited = self._end_of_committed() if ordered else (0, None)
+        steps = {name: max(1, self._groups[name].world * self._groups[name].batch) for name in ordered}
+        self._reached = {name: end // step * step if name in live_groups else 0 for name, step in steps.items()}
+        """Ordered group -> the end of the last whole committed step, if ranks wait for the next one."""
+        is_here = awaited is not None and stream.partition_of(awaited) == partition
+        self.steps = {name: step for name, step in steps.items() if is_here and name in live_groups}
+        """See Deadlock."""
         self.held = Counter[Who]()
         self.stay_bytes = self.ordered_bytes = 0
         """See Deadlock. They are known once `freed` was called."""
@@ -233,7 +230,7 @@ class _MemberHoldings:
             now &= bits
             later = bits | self._in_hand(name, group, start, records, end)
             then &= later
-            if name not in self.steps:
+            if not self._reads_in_order(name):
                 besides &= later
         for record in records:
             now[list(record.holes)] = then[list(record.holes)] = besides[list(record.holes)] = True
@@ -242,6 +239,9 @@ class _MemberHoldings:
         self.stay_bytes += sum(nbytes for span, nbytes in spans if not then[span].all())
         self.ordered_bytes += sum(nbytes for span, nbytes in spans if besides[span].all() and not then[span].all())
         return sum(nbytes for span, nbytes in spans if then[span].all() and not now[span].all())
+
+    def _reads_in_order(self, group: str) -> bool:
+        return group in self._reached and group in self._live_groups
 
     def _in_hand(
         self, name: str, group: GroupRecord, start: int | None, records: list[IndexRecord], end: int
@@ -257,17 +257,16 @@ class _MemberHoldings:
                 self.held[name, pending[record.entry_id]] += record.nbytes
         return bits
 
-    def _end_of_steps(self, group: GroupRecord) -> int:
-        """Return the end of the last whole committed step of an ordered group, whose ranks wait for the next step."""
+    def _end_of_committed(self) -> tuple[int, int | None]:
+        """Return the position up to which all is committed, and the shard that has the next one, if there is one."""
         at = 0
         shards = begun_shards(self._client, self._stream, self._manifest)
         ends = index_ends(self._client, self._stream, self._manifest.epoch, shards)
-        for shard, start in starts_of(self._manifest, self._manifest.shards()).items():
+        for shard, start in starts_of(self._manifest, shards).items():
             at = start + ends.get(shard, 0)
             if ends.get(shard, 0) < self._manifest.shard_size(shard):
-                break
-        step = max(1, group.world * group.batch)
-        return at // step * step
+                return at, shard
+        return at, len(shards) if self._manifest.sizes is None else None
 
 
 WARN_SHARE = 0.5
@@ -350,10 +349,11 @@ def is_step_too_large(blocked: BlockedPartition) -> bool:
     """Return whether this group's next step in canonical order can never be committed as a whole.
 
     All readers of the partition wait, and whatever they acknowledge, the samples that the steps of such groups need
-    leave no space for the block that comes next. Each rank raises the error, because none of them can go on.
+    leave no space for the block that comes next. Each rank of the group with the largest step raises the error, because
+    none of them can go on.
     """
     deadlock = blocked.deadlock
-    if deadlock is None or blocked.me[0] not in deadlock.steps:
+    if deadlock is None or deadlock.steps.get(blocked.me[0], 0) < max(deadlock.steps.values(), default=1):
         return False
     return any(
         deadlock.stay_bytes - deadlock.ordered_bytes <= blocked.budget_bytes - need < deadlock.stay_bytes
@@ -388,23 +388,30 @@ def overdue(
     Returns None if other readers hold the space, or if no writer waits for it.
     """
     found, budget_bytes = list(blocked_partitions), stream.budget_bytes
-    for blocked in found:
-        if blocked.deadlock is not None and is_step_too_large(blocked):
-            samples = blocked.deadlock.steps[blocked.me[0]]
-            return step_too_large(stream, samples, HEAD_STEPS, blocked.deadlock.sample_bytes, ABOUT)
     deadlocks = [blocked.deadlock for blocked in found if blocked.deadlock is not None and is_deadlock(blocked)]
     if not held.batches:
         unfilled = [deadlock for deadlock in deadlocks if not deadlock.handed]
-        return _too_large(unfilled[0], budget_bytes, stream.name) if unfilled else None
+        return _too_large(unfilled[0], budget_bytes, stream.name) if unfilled else _step_error(found, stream)
     together = [blocked.group.nbytes for blocked in found if blocked.group is not None and is_group_overdue(blocked)]
     if not together and not deadlocks and not any(is_overdue(blocked) for blocked in found):
-        return None
+        return _step_error(found, stream)
     others = f" ({readable_bytes(sum(together))} with the group's other members)" if together else ""
     if deadlocks and not together and len(deadlocks[0].handed) > 1:
         others = f" ({_shares(deadlocks[0].handed)})"
     numbers = _numbers(held, budget_bytes, stream.name) + others
     text = f"{numbers}; its writers wait for that space, so no batch can come: {remedy}"
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
+
+
+def _step_error(found: Sequence[BlockedPartition], stream: Stream) -> TooLarge | None:
+    """Return the error for a step that is too large, unless acknowledgements make space in some partition."""
+    if any(blocked.deadlock is not None and _is_enough(blocked, blocked.deadlock.freed_bytes) for blocked in found):
+        return None
+    for blocked in found:
+        if (deadlock := blocked.deadlock) is not None and is_step_too_large(blocked):
+            now = replace(stream, budget_bytes=blocked.budget_bytes * len(stream.partitions))
+            return step_too_large(now, deadlock.steps[blocked.me[0]], HEAD_STEPS, deadlock.sample_bytes, ABOUT)
+    return None
 
 
 def _too_large(deadlock: Deadlock, budget_bytes: int, stream: str) -> TooLarge:

@@ -411,6 +411,12 @@ def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]
     return int(following or 0), int(final) if final is not None else None, ranges
 
 
+def read_budget(client: Client, stream: Stream) -> int:
+    """Return the stream's budget in bytes as it is now. It may have been changed since ``stream`` was read."""
+    found, budget = client.hmget(stream.keys.meta, "id", "budget_bytes")
+    return int(budget) if found == stream.id.encode() and budget is not None else stream.budget_bytes
+
+
 def is_released(client: Client, stream: Stream, epoch: int) -> bool:
     """Return whether the epoch existed and was released, by retention or an operator."""
     return any(low <= epoch <= high for low, high in parse_ranges(read_counters(client, stream)[2]))

@@ -635,29 +635,42 @@ class RankClaim(Claim):
             return False
         return self.position(epoch) >= manifest.samples
 
-    def note_manifest(self, manifest: Manifest) -> None:
+    def note_manifest(self, epoch: int, manifest_id: str) -> None:
         """Remember the manifest's id for states that rest on the epoch."""
-        recent = {epoch: known for epoch, known in self._ids.items() if epoch >= manifest.epoch - 1}
-        self._ids = {**recent, manifest.epoch: manifest.id}
+        if self._ids.get(epoch) != manifest_id:
+            recent = {known: its_id for known, its_id in self._ids.items() if known >= epoch - 1}
+            self._ids = {**recent, epoch: manifest_id}
 
     def state_at(self, epoch: int, position: int) -> dict[str, Any]:
         """Return the part of a state that says where a rank continues. Nothing is asked of the server."""
         return {"epoch": epoch, "position": position, "manifest": self._ids.get(_last_read(epoch, position))}
 
-    def rewind(self, epoch: int, position: int, manifest_id: str | None = None) -> None:
-        """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
+    def require_read(self, epoch: int, position: int, manifest_id: str | None) -> None:
+        """Raise StateMismatch if the server does not know what was read, or has other samples in its place.
 
         Args:
             epoch: the epoch that is read next.
             position: where its next step begins.
             manifest_id: the manifest of the epoch that was read last, if it is known.
+        """
+        last, begun = _last_read(epoch, position), read_counters(self.client, self.stream)[0]
+        if epoch > self.first and last >= begun:
+            raise StateMismatch("epoch", epoch, begun, f"the next epoch that is made has number {begun}: {_IS_OLDER}")
+        if not manifest_id:
+            return
+        found = find_manifest(self.client, self.stream, last)
+        if found is not None and found.id != manifest_id:
+            raise StateMismatch("manifest", manifest_id, found.id, f"epoch {last} was made again since: {_IS_OLDER}")
+        self.note_manifest(last, manifest_id)
 
-        Raises ReplayTruncated if something of it may be gone, EpochNotFound, and StateMismatch if the server is older.
+    def rewind(self, epoch: int, position: int) -> None:
+        """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
+
+        Raises ReplayTruncated if something of it may be gone, and EpochNotFound.
         """
         self._again.clear()
         self.flush()
         self._outboxes.forget()  # a report that is sent again would undo the rewind
-        self._require_read(epoch, position, manifest_id)
         self._require_retained(epoch)
         for number in retained_epochs(self.client, self.stream):
             manifest = find_manifest(self.client, self.stream, number)
@@ -671,18 +684,6 @@ class RankClaim(Claim):
             self._reported.pop(number, None)
             self._ends.pop(number, None)
         self.first = min(self.first, epoch)
-
-    def _require_read(self, epoch: int, position: int, manifest_id: str | None) -> None:
-        """Raise StateMismatch if the server does not know what was read, or has other samples in its place."""
-        last, begun = _last_read(epoch, position), read_counters(self.client, self.stream)[0]
-        if epoch > self.first and last >= begun:
-            raise StateMismatch("epoch", epoch, f"{begun} epochs", _IS_OLDER)
-        found = find_manifest(self.client, self.stream, last) if manifest_id else None
-        if found is None:
-            return
-        self.note_manifest(found)
-        if found.id != manifest_id:
-            raise StateMismatch("manifest", manifest_id, found.id, f"epoch {last} was made again since: {_IS_OLDER}")
 
     def _require_retained(self, epoch: int) -> None:
         if epoch in retained_epochs(self.client, self.stream) or epoch >= read_counters(self.client, self.stream)[0]:
@@ -708,6 +709,7 @@ class RankClaim(Claim):
         self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
         if manifest is None:  # released: nothing is left to acknowledge
             return
+        self.note_manifest(batch.epoch, manifest.id)  # a worker process of a DataLoader may have read it
         self._outboxes.send(0, PositionReport(manifest, self.who, batch.position))
         entries = acknowledged_entries(batch)
         if all(one.lease.entry_id for one in entries):

@@ -568,10 +568,16 @@ class Loader(AlwaysTrue, Passing):
             StateMismatch: the state is of another stream, spec, group, order or batch size, or newer than the server.
             ReplayTruncated: retention has removed what would come.
         """
-        check_state(state, self._identity())
+        self._require_taken(state)
         if (rank := (member := self._joined()).rank) is not None:
             self._acknowledger.forget()
-            member.go_to(rank, int(state["epoch"]), int(state["position"]), state.get("manifest"))
+            member.go_to(rank, int(state["epoch"]), int(state["position"]))
+
+    def _require_taken(self, state: Mapping[str, Any]) -> None:
+        """Raise StateMismatch unless `load_state_dict` takes the state. Nothing changes."""
+        check_state(state, self._identity())
+        if (rank := self._joined().rank) is not None:
+            rank.require_read(int(state["epoch"]), int(state["position"]), state.get("manifest"))
 
     def _identity(self) -> State:
         return {
@@ -751,6 +757,10 @@ class LoaderHooks:
     def identity(self) -> State:
         """Return what a state of the loader is compared by."""
         return self.loader._identity()
+
+    def require_taken(self, state: Mapping[str, Any]) -> None:
+        """Raise StateMismatch unless the loader takes a state. Nothing changes."""
+        self.loader._require_taken(state)
 
     # --- for worker processes ---
 

@@ -350,10 +350,10 @@ class Member:
             is_last = isinstance(run.reader, OrderedReader) and run.reader.is_last(last.position)
         return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
 
-    def go_to(self, rank: RankClaim, epoch: int, position: int, manifest_id: str | None) -> None:
+    def go_to(self, rank: RankClaim, epoch: int, position: int) -> None:
         """Continue there next, whatever was read or acknowledged since; see `RankClaim.rewind`."""
         self.stop()
-        rank.rewind(epoch, position, manifest_id)
+        rank.rewind(epoch, position)
         self.cursor = epoch - 1
 
     # --- the end ---

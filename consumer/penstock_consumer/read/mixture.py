@@ -306,6 +306,8 @@ class Mixture(AlwaysTrue, Passing):
         """
         states = self._checked(state)
         for name, loader in self._loaders.items():
+            hooks_of(loader).require_taken(states[name])
+        for name, loader in self._loaders.items():
             loader.load_state_dict(states[name])
         self._loads += 1
         self._at.go_to(state)
@@ -347,17 +349,16 @@ class Mixture(AlwaysTrue, Passing):
     def close(self) -> None:
         """Close all loaders, also after an error of one of them."""
         with ExitStack() as stack:
-            for loader in self._loaders.values():
+            for loader in reversed(self._loaders.values()):
                 stack.callback(loader.close)
 
     def __enter__(self) -> Mixture:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
-        stack = ExitStack()
-        for loader in self._loaders.values():
-            stack.push(loader)
-        stack.__exit__(kind, value, trace)
+        with ExitStack() as stack:
+            for loader in reversed(self._loaders.values()):
+                stack.callback(loader.__exit__, kind, value, trace)
 
 
 class MixtureHooks:

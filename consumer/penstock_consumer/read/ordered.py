@@ -265,7 +265,7 @@ class OrderedReader:
         # a step that the budget cannot hold would never be committed as a whole
         require_step_fits(stream, order.world * order.batch, HEAD_STEPS)
         manifest = load_manifest(claim.client, stream, epoch)
-        claim.note_manifest(manifest)
+        claim.note_manifest(epoch, manifest.id)
         steps = EpochSteps(start, order.rank, order.world, order.batch, remainder, share)
         unusable, dropped = self._skipped()
         index = self._index(manifest, start, dropped)

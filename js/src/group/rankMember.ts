@@ -19,6 +19,7 @@ import { readCounters } from "../stream/stream.js";
 import { type Notify, type Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Member, type Start } from "./member.js";
+import type { RankPlace } from "./options.js";
 import type { RunScript } from "./outbox.js";
 
 const JOIN_EVERY_MS = 200;
@@ -120,7 +121,7 @@ export class RankMember extends Member {
   }
 
   /** Remember the manifest's id for states that rest on the epoch. */
-  noteManifest({ epoch, id }: Manifest): void {
+  noteManifest({ epoch, id }: Pick<Manifest, "epoch" | "id">): void {
     this.#ids.set(epoch, id);
     for (const known of this.#ids.keys()) if (known < epoch - 1) this.#ids.delete(known);
   }
@@ -133,13 +134,11 @@ export class RankMember extends Member {
   /**
    * Move this rank to a position in an epoch, to the start of later epochs, and to the end of earlier ones.
    *
-   * @param manifestId - The manifest of the epoch that was read last, if it is known.
-   * @throws ReplayTruncated if something of it may be gone, and StateMismatch if the server is older.
+   * @throws ReplayTruncated if something of it may be gone.
    */
-  async rewind(epoch: number, position: number, manifestId: string | null = null): Promise<void> {
+  async rewind(epoch: number, position: number): Promise<void> {
     await this.flush();
     this.outboxes.forget();
-    await this.#requireRead(epoch, position, manifestId);
     const retained = [...(await retainedEpochs(this.server, this.stream)).keys()];
     if (!retained.includes(epoch) && epoch < (await readCounters(this.server, this.stream)).next) {
       throw new ReplayTruncated(
@@ -158,20 +157,27 @@ export class RankMember extends Member {
     this.first = Math.min(this.first, epoch);
   }
 
-  async #requireRead(epoch: number, position: number, manifestId: string | null): Promise<void> {
+  /**
+   * Require that the server knows what was read before a state was taken.
+   *
+   * @throws StateMismatch if it does not, or if it has other samples in its place.
+   */
+  async requireRead({ epoch, position, manifest: manifestId }: RankPlace): Promise<void> {
     const last = lastRead(epoch, position);
     const begun = (await readCounters(this.server, this.stream)).next;
     if (epoch > this.first && last >= begun) {
-      throw new StateMismatch(`this state has epoch ${epoch}, the loader ${begun} epochs: ${IS_OLDER}`);
+      throw new StateMismatch(
+        `this state has epoch ${epoch}, the loader ${begun}: the next epoch that is made has number ${begun}: ${IS_OLDER}`,
+      );
     }
-    const found = manifestId === null || last < 0 ? null : await findManifest(this.server, this.stream, last);
-    if (found === null) return;
-    this.noteManifest(found);
-    if (found.id !== manifestId) {
+    if (manifestId === null || last < 0) return;
+    const found = await findManifest(this.server, this.stream, last);
+    if (found !== null && found.id !== manifestId) {
       throw new StateMismatch(
         `this state has manifest '${manifestId}', the loader '${found.id}': epoch ${last} was made again since: ${IS_OLDER}`,
       );
     }
+    this.noteManifest({ epoch: last, id: manifestId });
   }
 
   async #skip(manifest: Manifest): Promise<void> {

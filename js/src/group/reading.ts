@@ -273,7 +273,8 @@ export class OrderedReading extends Reading {
     const { chosen, place } = this.#made;
     await this.member.join(chosen.start);
     if (place !== null) {
-      await this.member.rewind(place.epoch, place.position, place.manifest);
+      await this.member.requireRead(place);
+      await this.member.rewind(place.epoch, place.position);
       this.cursor = place.epoch - 1;
     }
     this.#begin = place ?? (await this.#found());

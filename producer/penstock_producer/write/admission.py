@@ -22,7 +22,6 @@ from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.payloads import plane_of
 from penstock_common.stream.servers.suitability import largest_block
-from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import Wait
 from penstock_producer.write.cleaner import GROUP_SILENT_MS
 from penstock_producer.write.explain import explain_memory, explain_quota
@@ -51,11 +50,11 @@ class AdmissionControl:
 
     def __init__(self, target: ShardTarget, clock: Callable[[], float], resources: SharedResources) -> None:
         stream, partition = target.stream, target.partition
-        self._target, self._budget = target, stream.partition_budget
+        self._target, self._resources = target, resources
         self._cleaner, self._server_memory = resources.cleaner, resources.server_memory
         self._order, self._clock = resources.order, clock
         self._share_of = partition.number if len(stream.partitions) > 1 else None
-        self._state = QuotaState(0, 0, self._budget, False, partition=self._share_of)
+        self._state = QuotaState(0, 0, resources.partition_budget, False, partition=self._share_of)
         self._decision = Admission.ADMITTED
         self._wait = AdmissionWait()
         self._is_server_full = False
@@ -88,10 +87,12 @@ class AdmissionControl:
             TooLarge: The block is larger than a quarter of the partition's budget, so it might wait for ever.
         """
         stream = self._target.stream
-        if block_bytes > largest_block(self._budget):
+        if block_bytes > largest_block(self._resources.partition_budget):
+            self._resources.read_budget()
+        if block_bytes > largest_block(budget := self._resources.partition_budget):
             raise TooLarge(
                 f"a block of {readable_bytes(block_bytes)} does not fit a quarter of the budget of "
-                f"{readable_bytes(self._budget)} a partition of {stream.name!r}: "
+                f"{readable_bytes(budget)} a partition of {stream.name!r}: "
                 f"raise budget_bytes (--budget) to {4 * block_bytes * len(stream.partitions)}, or write smaller samples"
             )
         self._freed = 0
@@ -118,7 +119,7 @@ class AdmissionControl:
         """
         if self._wait.is_waiting or self._is_server_full or self._full_folder:
             return False
-        is_fitting = block_bytes <= largest_block(self._budget)
+        is_fitting = block_bytes <= largest_block(self._resources.partition_budget)
         if not is_fitting or not self._decide(block_bytes, held_bytes - self._freed):
             return False
         self._freed = 0
@@ -151,7 +152,7 @@ class AdmissionControl:
         self._state = QuotaState(
             held_bytes,
             block_bytes,
-            self._budget,
+            self._resources.partition_budget,
             self._is_next_now,
             waited_s=waited_s,
             left_bytes=left,
@@ -184,9 +185,7 @@ class AdmissionControl:
             need_bytes=self._state.block_bytes, held_bytes=self._state.held_bytes,
             why=LACKING[self._decision], is_next=self._is_next(),  # after a refusal the rule may not have asked that
         )  # fmt: skip
-        found = find_stream(target.client, target.stream.name)
-        if found is not None and found.id == target.stream.id:
-            self._budget = max(self._budget, found.partition_budget)
+        self._resources.read_budget()
 
     def _is_next(self) -> bool:
         """Return True if the reserve is for this shard; ask the server every `ORDER_LOOK_S` at most.

@@ -153,7 +153,6 @@ class Committer:
             self._progress.take(self._connection.open())
         except ServerUnavailable as error:
             self._come_back(error)
-        """The offset after what earlier runs had committed when this one began."""
 
     @property
     def position(self) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from socket import gethostname
 from weakref import WeakSet
 
+from penstock_common.errors import ServerUnavailable
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.losses import LossDetector
@@ -27,7 +29,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.servers.durability import Durability, ReplicaWatch
 from penstock_common.stream.servers.suitability import ServerMemory, read_memory
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import Stream, read_budget
 from penstock_common.waiting import Notify
 from penstock_producer.write.cleaner import Cleaner
 
@@ -163,11 +165,19 @@ class SharedResources:
         self.replicas = ReplicaWatch(client)
         self.replicas.look(Durability.parse(stream.durability), stream)
         self.loss_detector = LossDetector(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
-        self._maps = maps_of_stream(stream)
+        self.partition_budget = stream.partition_budget
+        """The budget of a partition in bytes. It only rises: a smaller one holds for writers that start later."""
+        self._stream, self._maps = stream, maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
         """At most one connection, with the process that opened it. A forked child must not use its parent's."""
         self._used: WeakSet[Channel] = WeakSet()
         """The connections of shards. Some of these shards may never be closed."""
+
+    def read_budget(self) -> None:
+        """Take a budget that was raised since."""
+        with suppress(ServerUnavailable):  # on a cluster another server may have it
+            budget_bytes = read_budget(self.client.impatient(), self._stream)
+            self.partition_budget = max(self.partition_budget, budget_bytes // len(self._stream.partitions))
 
     def take_channel(self, where: str | None = None) -> Channel | None:
         """Return a connection to this server that an earlier shard gave back, or None. It may be closed by now.
