@@ -56,11 +56,12 @@ silence.
 def to_stderr(text: str) -> None:
     """Write a notice to stderr as one line, which a notebook and a log both show. This is the default of ``notify``.
 
-    A terminal or a pipe that is gone must not end a training, nor a thread that renews its leases.
+    A terminal or a pipe that is gone, or was closed, must not end a training, nor a thread that renews its leases.
     """
-    with suppress(OSError):
-        sys.stderr.write(f"penstock: {printable(text)}\n")
-        sys.stderr.flush()
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"penstock: {printable(text)}\n")
+            sys.stderr.flush()
 
 
 @contextmanager

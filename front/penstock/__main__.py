@@ -6,14 +6,18 @@ Exit codes: 0 done, 1 a PenstockError (one line on stderr), 2 wrong usage, 130 C
 from __future__ import annotations
 
 import difflib
+import errno
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.cli import COMMANDS, WrongUsage, load_command, parser_of
 from penstock.cli.console import Console
 from penstock_common.errors import PenstockError
+from penstock_common.waiting import to_stderr
 
 _OTHER_NAMES = {"train": "run", "start": "run", "list": "inspect", "ls": "inspect", "status": "inspect"} | {
     "rm": "delete",
@@ -25,10 +29,44 @@ _OTHER_NAMES = {"train": "run", "start": "run", "list": "inspect", "ls": "inspec
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit code."""
-    console = Console()
+    _prepare_streams()
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv), console)
+        code = _run(list(sys.argv[1:] if argv is None else argv), Console())
         sys.stdout.flush()
+    except BrokenPipeError:  # `penstock ... | head`
+        _discard_output()
+        return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        to_stderr(f"the output cannot be written ({error.strerror})")
+        _discard_output()
+        return 1
+    return code
+
+
+def _prepare_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, and spell out what the encoding of stdout lacks.
+
+    The next file or socket would take the number of a closed stream, and receive what a child process prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open; the lowest free number
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Let nothing be flushed at exit into an output that takes no more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(argv: list[str], console: Console) -> int:
+    try:
+        return _dispatch(argv, console)
     except SystemExit as ended:  # argparse: 0 after --help, 2 after a usage error, with its text already printed
         return ended.code if isinstance(ended.code, int) else 2
     except PenstockError as error:
@@ -36,11 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, WrongUsage) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # `penstock ... | head`: print nothing, and let nothing be flushed into the closed pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    return code
 
 
 def _dispatch(argv: list[str], console: Console) -> int:

@@ -394,6 +394,64 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
     assert (process.returncode, err) == (141, "")
 
 
+@pytest.mark.parametrize("arguments", ["--help", "stat --help", "inspect"])
+def test_a_command_whose_standard_streams_are_closed_works(arguments: str, server: EmbeddedServer) -> None:
+    """Some init systems start programs like this. A child process must not print into a socket of ours."""
+    script = f"{sys.executable} -m penstock {arguments} <&- >&- 2>&-; echo $?"
+    ended = subprocess.run(
+        ["sh", "-c", script], env={**os.environ, "PYTHONPATH": _PATHS, "PENSTOCK_URL": server.url},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout.split() == ["0"]
+
+
+def test_a_child_of_a_command_whose_standard_streams_are_closed_has_some(tmp_path: Path) -> None:
+    """The next file or socket would take the number, and receive what the child prints."""
+    (tmp_path / "child.py").write_text(
+        "import os\ntold = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]\n"
+        "open('told', 'w').write(' '.join(told))\n"
+    )
+    script = (
+        "import subprocess, sys; from penstock import __main__ as m\n"
+        "m._dispatch = lambda *_: subprocess.call([sys.executable, 'child.py'])\n"
+        "m.main([])"
+    )
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)} <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", command], env={**os.environ, "PYTHONPATH": _PATHS}, cwd=tmp_path, check=True)
+    assert (tmp_path / "told").read_text().split() == [os.devnull] * 3
+
+
+def test_a_full_disk_under_the_output_is_one_line() -> None:
+    """A pipeline writes its results to a file."""
+    command = f"{shlex.quote(sys.executable)} -m penstock --help > /dev/full"
+    ended = subprocess.run(
+        ["sh", "-c", command], env={**os.environ, "PYTHONPATH": _PATHS}, capture_output=True, text=True, check=False
+    )
+    told = "penstock: the output cannot be written (No space left on device)\n"
+    assert (ended.returncode, ended.stderr) == (1, told)
+
+
+def test_a_locale_without_a_letter_gets_it_spelled_out() -> None:
+    """Containers and cron have the locale C. JSON stays JSON."""
+    script = (
+        "import sys; from penstock import __main__ as m\n"
+        "m._dispatch = lambda _, console: console.line('\u2588') or console.json('\u2588\U0001f600') or 0\n"
+        "sys.exit(m.main([]))"
+    )
+    out, err = _python("-c", script, PYTHONIOENCODING="ascii").communicate()
+    assert (out, err) == ('\\u2588\n"\\u2588\\ud83d\\ude00"\n', "")
+
+
+def test_a_server_starts_in_a_folder_whose_letters_the_locale_lacks(tmp_path: Path) -> None:
+    """The paths in its configuration are bytes, as the file system has them."""
+    (folder := tmp_path / "\xfc").mkdir()
+    script = (
+        "from penstock_common.stream.servers.embedded import EmbeddedServer\nwith EmbeddedServer() as server: print(1)"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert _python("-c", script, TMPDIR=str(folder), **ascii_only).communicate() == ("1\n", "")
+
+
 def test_an_error_of_several_lines_is_still_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,6 +207,12 @@ def test_a_notice_to_a_reader_that_is_gone_ends_no_training(monkeypatch: pytest.
     os.close(far)
 
 
+def test_a_notice_without_a_stderr_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has None for a stream that was closed before the start, as some init systems do."""
+    monkeypatch.setattr(sys, "stderr", None)
+    to_stderr("the server does not answer")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "closed")], ids=["ctrl-c", "closed"])
 def test_what_ends_a_drawing_that_begins_ends_the_command(error: BaseException) -> None:
     """The drawing hides the cursor first. The error must stay what it is, and the cursor must come back."""

@@ -155,7 +155,8 @@ class Console:
 
     def json(self, value: object) -> None:
         """Print the whole result for a program, indented, on stdout."""
-        text = json.dumps(value, indent=2, ensure_ascii=False)
+        is_unicode = (self.out.encoding or "utf-8").lower().startswith("utf")
+        text = json.dumps(value, indent=2, ensure_ascii=not is_unicode)
         self.lines("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
     def answer(self, value: object, text: str, *, as_json: bool) -> None:

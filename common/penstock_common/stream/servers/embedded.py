@@ -264,7 +264,7 @@ class EmbeddedServer:
     def _launch(self, settings: Mapping[str, str]) -> None:
         config = self._home / "server.conf"
         config.touch(0o600)
-        config.write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
+        config.write_bytes(os.fsencode("".join(f"{key} {value}\n" for key, value in settings.items())))
         allocator = [f"{key}={value}" for key, value in ALLOCATOR_ENVIRONMENT.items()]
         watcher = [sys.executable, "-I", "-S", server_watcher.__file__, str(self._owner), str(self._home)]
         command = [*watcher, str(self._grace_s), "/usr/bin/env", *allocator, str(self.executable), str(config)]
