@@ -193,11 +193,11 @@ class Outage:
             raise error.borne(now - self._began).of(self._what)
         if error.borne_s >= self.patience_s:
             raise error.of(self._what)
-        self._tell(error, now)
+        self._tell(error, now, self._began + self.patience_s - now)
         time.sleep(self._pause_s)
         self._pause_s = min(max(0.02, self._pause_s * 2), BETWEEN_TRIES_S)
 
-    def _tell(self, error: ServerUnavailable, now: float) -> None:
+    def _tell(self, error: ServerUnavailable, now: float, left_s: float) -> None:
         kind = type(error).__name__
         if kind == self._said and now - self._said_at_s < REPEAT_S:
             return
@@ -206,7 +206,7 @@ class Outage:
             self._notify(f"waiting, to go on {self._doing}: {error}")
             return
         what = "the server refused" if error.is_said else "the connection broke"
-        self._notify(f"{what} while {self._doing} ({error}); trying again for {self.patience_s:.0f} s")
+        self._notify(f"{what} while {self._doing} ({error}); trying again for {left_s:.0f} s")
 
     def over(self) -> None:
         """Note that the server answered. An outage that was reported gets a line about its end."""

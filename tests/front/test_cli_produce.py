@@ -543,6 +543,24 @@ def test_a_producer_that_is_ended_leaves_no_job_in_the_queue(any_url: str, tmp_p
     assert err.endswith("stopped; what is committed stands, and the same command goes on from there\n"), err
 
 
+def test_a_producer_that_is_refused_as_it_starts_ends_in_moments(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    """Its cleaning up waited twice for what the server had refused, 60 s each."""
+    server = fresh_server()
+    with redis.Redis.from_url(server.url) as admin:
+        admin.replicaof("127.0.0.1", 1)
+    producing = start("produce", *slow_source(tmp_path), "--workers", "1", "--url", server.url, cwd=tmp_path)
+    assert producing.stderr is not None
+    said = next(line for line in producing.stderr if "is a read-only replica" in line)
+    assert said.endswith("trying again for 60 s\n")
+    began = time.monotonic()
+    producing.terminate()
+    code, _, err = ended(producing)
+    assert (code, "Traceback" in err) == (130, False), err
+    assert time.monotonic() - began < 15
+
+
 def on_terminal(*words: str, cwd: Path, ignores_hangup: bool = False) -> tuple[subprocess.Popen[bytes], int]:
     """Start a command on a terminal of its own. Return it, and the end whose close closes the terminal."""
     near, far = os.openpty()

@@ -10,10 +10,11 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from socket import gethostname
 from types import TracebackType
 from typing import Any, Self
@@ -194,6 +195,7 @@ class Production(AbstractContextManager["Production"]):
         with ExitStack() as unfinished:
             unfinished.callback(self._dispatcher.close)
             unfinished.callback(self._fleet.stop)
+            _hurry(unfinished, self._dispatcher.limit_patience)
             self._prepare(plan, options, workers, unfinished)
             unfinished.pop_all()
 
@@ -226,6 +228,7 @@ class Production(AbstractContextManager["Production"]):
         self._writer = open_writer(plan, options.url, self._notify, spec=spec, info=info)
         unfinished.callback(self._writer.close)
         self._client, stream, fingerprint = self._writer.client, self._writer.stream, self._planned.fingerprint
+        _hurry(unfinished, partial(limit_patience, self._client))
         self._window, self._gate = ReconcileWindow(self._client), EpochGate(plan, self._client, stream)
         if can_make_again(source):
             made = ids_of_source(self._client, stream, fingerprint, plan.seed)
@@ -427,7 +430,7 @@ class Production(AbstractContextManager["Production"]):
         if error is None:
             self.close()
             return
-        patience_s = 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
+        patience_s = _patience_after(error)
         self._dispatcher.limit_patience(patience_s)
         limit_patience(self._client, patience_s)
         with suppress(PenstockError):  # the first reason is the one to report
@@ -623,6 +626,16 @@ class Production(AbstractContextManager["Production"]):
             manifest = self._find(run.manifest.epoch)
             if manifest is not None:
                 self._dispatcher.requeue_lost((t for t in run.tasks if t.shard not in manifest.done), known)
+
+
+def _patience_after(error: BaseException | None) -> float:
+    """Return the time for which a cleanup after an error waits for a server. An outage was already waited for."""
+    return 0.0 if isinstance(error, ServerUnavailable) else LEAVE_S
+
+
+def _hurry(steps: ExitStack, limit: Callable[[float], None]) -> None:
+    """Have an error limit the patience of the steps that were pushed before."""
+    steps.push(lambda kind, error, at: limit(_patience_after(error)))
 
 
 def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) -> None:
