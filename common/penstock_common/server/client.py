@@ -26,6 +26,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
 from penstock_common.server.error_translation import (
+    UnknownCommand,
     address,
     is_denied,
     is_redirection,
@@ -88,7 +89,8 @@ class _OwnedOutage(Outage):
 def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
     """Return an error that a user can act on, or None for a plain refusal, which the caller understands better."""
     plain = type(error) in (ResponseError, foreign.NoScriptError, foreign.WatchError)
-    return None if plain and not (may_pass(error) or is_denied(error)) else translate(error, client)
+    is_clear = may_pass(error) or is_denied(error) or is_unknown_command(error)
+    return None if plain and not is_clear else translate(error, client)
 
 
 def _bearing(
@@ -401,9 +403,7 @@ class ControlClient(redis.Redis):
             return self.execute_command(command, *args)
         try:
             return self.execute_command(f"{command}_RO", *args)
-        except ResponseError as error:
-            if not is_unknown_command(error):
-                raise
+        except UnknownCommand:
             self._has_read_only_scripts = False
             return self.execute_command(command, *args)
         except Unauthorized as denied:

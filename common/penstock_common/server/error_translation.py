@@ -59,6 +59,10 @@ class ReplyError(PenstockError, RuntimeError):
         super().__init__(f"{server_at(where)} refused a command: {_text(error)}")
 
 
+class UnknownCommand(ServerUnsuitable, foreign.ResponseError):
+    """The server has no such command. A caller that can do without the command catches redis-py's class."""
+
+
 def redacted(url: str) -> str:
     """Return a URL without its password, whether that is in front of the host or among the options."""
     head, _, tail = url.rpartition("@")
@@ -220,7 +224,10 @@ def _refused(error: foreign.ResponseError, server: str) -> PenstockError:
             "(`redis-cli CONFIG GET databases` says how many it has)"
         )
     if is_unknown_command(error):
-        return ServerUnsuitable(f"{server_at(server)} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
+        return UnknownCommand(
+            f"{server_at(server)} lacks a command ({text.partition(',')[0]}): see that its configuration has no "
+            "`rename-command` for it, or use Redis 6.2, Valkey 7.2 or newer"
+        )
     return ReplyError(error, server)
 
 

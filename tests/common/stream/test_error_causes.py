@@ -12,12 +12,20 @@ import numpy as np
 import pytest
 import redis
 
-from penstock_common.errors import DamagedKey, PenstockError, ServerUnavailable, Unauthorized, WritesRefused
+from penstock_common.errors import (
+    DamagedKey,
+    PenstockError,
+    ServerUnavailable,
+    ServerUnsuitable,
+    Unauthorized,
+    WritesRefused,
+)
 from penstock_common.server.error_translation import translate
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, beat, join_group
 from penstock_common.stream.servers.embedded import EmbeddedServer, server_label
 from penstock_common.stream.streams import Stream
+from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, writer_of
 
 Act = Callable[[redis.Redis, str], object]
@@ -180,3 +188,12 @@ def joined(url: str, client: redis.Redis) -> tuple[Stream, Membership]:
     who = Membership(stream, "g", "me", "incarnation")
     join_group(client, who)
     return stream, who
+
+
+def test_a_server_that_renamed_a_command_is_refused_with_its_name(
+    fresh_server: Callable[..., EmbeddedServer],
+) -> None:
+    """Hardened configurations do that. Their users saw redis-py's traceback."""
+    server = fresh_server(extra={"rename-command EVALSHA": '""'})
+    with pytest.raises(ServerUnsuitable, match=r"lacks a command \(unknown command .EVALSHA.\): see that"):
+        Writer("train", url=server.url, spec=SPEC)
