@@ -44,7 +44,8 @@ class BadSettings(PenstockError, ValueError):
         super().__init__(f"{variable}={found!r}: expected {expected}; correct or unset it")
 
 
-def _check_url(url: str) -> str:
+def _check_url(text: str) -> str:
+    url = text.strip()  # secrets often end with a newline or a blank
     if len(url.split()) != 1:
         raise ValueError
     scheme, _, rest = url.partition("://")
@@ -143,11 +144,15 @@ class Settings:
             try:
                 values[name] = each.metadata["read"](text)
             except ValueError:
+                lines = len(text.strip().splitlines())
+                wanted = f"one URL like {DEFAULT_URL}"
+                wanted += f", not {lines} lines" if lines > 1 else ", without blanks" if len(text.split()) > 1 else ""
                 if given.get(variable + FILE):
-                    wanted = f"a file that holds one URL like {DEFAULT_URL}"
+                    wanted = f"a file that holds {wanted}"
                     raise BadSettings(variable + FILE, given[variable + FILE], wanted) from None
-                found = text.rpartition("@")[2]  # a password must not appear in a message
-                raise BadSettings(variable, found, f"a URL like {DEFAULT_URL}") from None
+                # a password must not appear in a message
+                found = re.sub(r"(?s)\A\s*([a-z+]+://)?.*@", lambda start: f"{start[1] or ''}...@", text)
+                raise BadSettings(variable, found, wanted) from None
         for text in cls._unread(given):
             _tell_once(text)
         return cls(**values)
@@ -189,7 +194,7 @@ def _urls_by_file(environ: Mapping[str, str]) -> dict[str, str]:
         if environ.get(variable):
             raise BadSettings(variable + FILE, file, f"nothing, because {variable} is set too")
         try:
-            urls[variable] = Path(file).read_text(encoding="utf-8").strip()
+            urls[variable] = _url_in(file)
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise BadSettings(variable + FILE, file, f"a file that can be read ({why})") from None
@@ -208,13 +213,18 @@ def file_with_login(server: str) -> tuple[str, str] | None:
         if not (file := os.environ.get(variable + FILE)):
             continue
         try:
-            user, hosts = _login(Path(file).read_text(encoding="utf-8").strip())
+            user, hosts = _login(_url_in(file))
             wanted, host = _login(server)
         except (OSError, ValueError):
             continue
         if user == wanted and (hosts == host or "," in hosts):  # a cluster names nodes that the URL does not
             return variable + FILE, file
     return None
+
+
+def _url_in(file: str) -> str:
+    """Return the text of a secret file, which an editor of Windows begins with a mark of its own."""
+    return Path(file).read_text(encoding="utf-8-sig").strip()
 
 
 def _login(url: str) -> tuple[str, str]:

@@ -303,7 +303,7 @@ def _client_of_first(url: str, client_class: type[AnyClient], timeout_s: float) 
     """Return a client of the first host of a URL, and all hosts if it names several."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
-    found = _HOSTS.fullmatch(_with_usual_scheme(url))
+    found = _HOSTS.fullmatch(_with_usual_scheme(url := url.strip()))
     if found is None:
         return _client(url, client_class, timeout_s), []
     seeds: list[Address] = []
@@ -349,6 +349,8 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float) -> AnyCli
         pool.connection_class(**pool.connection_kwargs)  # an unknown ?option= is a TypeError only here
     except (ValueError, TypeError, redis.RedisError) as error:
         text = " ".join(str(error).replace(url, redacted(url)).split())
+        if found := re.search(r"unexpected keyword argument ('\w+')", text):
+            text = f"it has no option {found[1]}"
         if "://" not in url:
             text = "it does not begin with redis://"
         secret = url.partition("://")[2].rpartition("@")[0]

@@ -132,6 +132,11 @@ class TestConnect:
         with pytest.raises(ServerUnavailable, match=r"is no Redis URL .* write redis://host:6379/0"):
             connect(url)
 
+    def test_an_unknown_option_of_a_url_is_named(self) -> None:
+        """The message quoted a constructor of redis-py."""
+        with pytest.raises(ServerUnavailable, match=r"is no Redis URL \(it has no option 'foo'\)"):
+            connect("redis://localhost?foo=1")
+
     def test_a_password_never_shows(self) -> None:
         """Error messages end in logs and in public issues."""
         assert redacted("redis://me:se@cr:et@host:1/2") == "redis://me@host:1/2"
