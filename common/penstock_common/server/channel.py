@@ -62,6 +62,9 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 class Channel:
     """One connection, used by one thread at a time. After any interruption it is broken, closed and never reused."""
 
+    _sent_bytes = 0
+    """The size of the last request."""
+
     def __init__(self, connection: Any, where: str, notify: Notify = to_stderr) -> None:
         """Take over a connection of redis-py that is connected and logged in; raises ServerUnsuitable."""
         self._connection, self._where = connection, where
@@ -95,7 +98,9 @@ class Channel:
         self._check()
         try:
             self._request.begin()
-            self._socket.send_all(pack(commands))
+            parts = pack(commands)
+            self._sent_bytes = sum(map(len, parts))
+            self._socket.send_all(parts)
         except BaseException as error:
             self._fail(error)
             raise
@@ -178,7 +183,7 @@ class Channel:
         self.close()
         if closed_meanwhile and isinstance(error, Exception):
             raise self._closed() from error
-        failure = translate(error, self._where)
+        failure = translate(error, self._where, self._sent_bytes)
         if failure is not None:
             raise failure from error
 

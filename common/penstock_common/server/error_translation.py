@@ -24,7 +24,7 @@ from penstock_common.errors import (
     Unauthorized,
     WritesRefused,
 )
-from penstock_common.printable import printable, readable_server
+from penstock_common.printable import printable, readable_bytes, readable_server
 from penstock_common.settings import file_with_login
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
@@ -48,6 +48,8 @@ _WITH_TLS = ("rediss:", "rediss+sentinel:", "valkeys:")
 _CLIENT_CERTIFICATE = "name it with ?ssl_certfile=FILE&ssl_keyfile=FILE in the URL"
 _NODE = re.compile(r"://(?:[^@]*@)?([^/]+)")
 """The host and port in a server's address."""
+_LEAST_LIMIT_BYTES = 1 << 20
+"""The least limit of a command that a server can have."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -113,8 +115,11 @@ def translated(where: str | redis.Redis) -> Iterator[None]:
         raise failure from error
 
 
-def translate(error: BaseException, where: str | redis.Redis) -> PenstockError | None:
-    """Return the Penstock error for `error`, or None if it is one already or does not come from the server."""
+def translate(error: BaseException, where: str | redis.Redis, sent_bytes: int | None = None) -> PenstockError | None:
+    """Return the Penstock error for `error`, or None if it is one already or does not come from the server.
+
+    ``sent_bytes`` is the size of the last request on a channel. A client, or a channel, has been answered before.
+    """
     server = where if isinstance(where, str) else address(where)
     # 1. Penstock's own, or not a failure
     if isinstance(error, PenstockError):
@@ -132,7 +137,8 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
             f"{server_at(server)} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
         )
     if isinstance(error, foreign.ConnectionError | OSError):
-        return _unreachable(error, server, is_node=getattr(where, "is_of_cluster", False))
+        sent_bytes = sent_bytes if isinstance(where, str) else 0
+        return _unreachable(error, server, sent_bytes, is_node=getattr(where, "is_of_cluster", False))
     if isinstance(error, foreign.InvalidResponse):
         return ServerUnavailable(
             f"what answers at {server} does not speak the Redis protocol ({_text(error)}): check host and port"
@@ -168,7 +174,7 @@ def _login_advice(server: str) -> str:
     )
 
 
-def _unreachable(error: BaseException, server: str, *, is_node: bool) -> PenstockError:
+def _unreachable(error: BaseException, server: str, sent_bytes: int | None, *, is_node: bool) -> PenstockError:
     text = _text(error)
     is_service = "+sentinel:" in server
     plain, secure = ("redis+sentinel://", "rediss+sentinel://") if is_service else ("redis://", "rediss://")
@@ -189,10 +195,16 @@ def _unreachable(error: BaseException, server: str, *, is_node: bool) -> Penstoc
     if "CERTIFICATE_REQUIRED" in text or (is_tls and "HANDSHAKE_FAILURE" in text):
         return ServerUnavailable(f"{server_at(server)} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
     if _CLOSED.search(text):
+        found = f"{server_at(server)} closed the connection ({text})"
+        if sent_bytes is not None and sent_bytes > _LEAST_LIMIT_BYTES:
+            return ServerUnavailable(
+                f"{found} after a request of {readable_bytes(sent_bytes)}: see its log, and whether its "
+                "client-query-buffer-limit and proto-max-bulk-len are large enough (`penstock doctor`)"
+            )
+        if sent_bytes is not None:
+            return ServerUnavailable(f"{found}: see its log, then try again")
         hint = f"if it asks for a client certificate, {_CLIENT_CERTIFICATE}" if is_tls else f"{secure} if it wants TLS"
-        return ServerUnavailable(
-            f"{server_at(server)} closed the connection ({text}): see its log, then try again ({hint})"
-        )
+        return ServerUnavailable(f"{found}: see its log, then try again ({hint})")
     if is_service:
         return ServerUnavailable(
             f"{server_at(server)} does not answer ({text}): see that its Sentinels run, and that the last part of the "

@@ -10,7 +10,7 @@ from penstock_common.printable import readable_bytes
 from penstock_common.stream.servers.checkup import ServerFacts, role_of
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
 from penstock_common.stream.servers.suitability import fitting_backlog, may_evict, memory_of, usable_bytes
-from penstock_common.wire.limits import MAX_ENTRY_BYTES
+from penstock_common.wire.limits import MAX_ENTRY_BYTES, MAX_FIELD_BYTES
 
 FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
 SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0
@@ -230,13 +230,15 @@ def output_buffers(facts: ServerFacts) -> Finding:
 
 
 def query_buffer(facts: ServerFacts) -> Finding:
-    """Check the limit that a transaction's queued arguments count against."""
-    limit = int(_setting(facts, "client-query-buffer-limit") or MAX_ENTRY_BYTES)
-    if limit < MAX_ENTRY_BYTES:
-        return Finding(
-            "query buffer", "warning", f"a writer whose entry is larger than {readable_bytes(limit)} is cut off",
-            _set("client-query-buffer-limit", MAX_ENTRY_BYTES),
-        )  # fmt: skip
+    """Check the limits of one argument, and of all arguments that a transaction queues."""
+    limits = {"proto-max-bulk-len": MAX_FIELD_BYTES, "client-query-buffer-limit": MAX_ENTRY_BYTES}
+    for name, wanted in limits.items():
+        limit = int(_setting(facts, name) or wanted)
+        if limit < wanted:
+            return Finding(
+                "query buffer", "warning", f"a writer whose entry is larger than {readable_bytes(limit)} is cut off",
+                _set(name, wanted),
+            )  # fmt: skip
     return ok("query buffer", readable_bytes(limit))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.errors import BudgetRefused, ServerUnavailable, ServerUnsuitable
+from penstock_common.errors import BudgetRefused, PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -129,3 +130,22 @@ def read_memory_of(url: str) -> int:
     """The limit that a writer finds."""
     with connect(url) as client:
         return read_memory(client).limit_bytes
+
+
+def test_a_server_that_ends_the_connection_at_a_large_command_is_told_with_its_size(
+    fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message sent users after TLS, though the server had spoken to them without it."""
+    server = fresh_server(extra={"proto-max-bulk-len": "1mb"})
+    large = np.zeros(4 * MB, np.uint8)
+    monkeypatch.setattr("penstock_common.waiting.OUTAGE_S", 0.5)
+    with penstock.Writer("train", url=server.url, spec={"x": ("uint8", large.shape)}) as writer:
+        shard = writer.epoch(0, sizes=[1]).shard(0)
+        with pytest.raises(PenstockError) as caught:
+            shard.write({"x": large})
+            shard.commit_all()
+        shard.abort()
+    text = str(caught.value)
+    assert re.search(r"closed the connection \(.*\) after a request of 4\.0 MiB: see its log", text), text
+    assert "proto-max-bulk-len" in text
+    assert "TLS" not in text

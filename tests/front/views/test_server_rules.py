@@ -167,6 +167,13 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             f"client-query-buffer-limit {GB}",
         ),
         (
+            server.query_buffer,
+            config(proto_max_bulk_len="1048576"),
+            "warning",
+            "larger than 1.0 MiB is cut off",
+            "proto-max-bulk-len 512000000",
+        ),
+        (
             server.backlog,
             info(connected_slaves=2, repl_backlog_size=MB),
             "warning",
