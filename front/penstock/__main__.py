@@ -9,6 +9,7 @@ import difflib
 import errno
 import io
 import os
+import resource
 import shlex
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 141
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            enough = max(1024, 4 * most)
+            to_stderr(f"a process may have {most} files open here, and needs more: `ulimit -n {enough}` raises that")
+            return 1
         if error.errno != errno.ENOSPC:
             raise
         to_stderr(f"the output cannot be written ({error.strerror})")

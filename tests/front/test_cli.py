@@ -431,6 +431,18 @@ def test_a_full_disk_under_the_output_is_one_line() -> None:
     assert (ended.returncode, ended.stderr) == (1, told)
 
 
+def test_a_low_limit_of_open_files_is_one_line(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Each worker needs some, and multiprocessing's traceback does not say which limit it met."""
+    (tmp_path / "mine.py").write_text("data = range(4)\n")
+    command = f"ulimit -n 14; {shlex.quote(sys.executable)} -m penstock produce dataset mine:data --url {server.url}"
+    ended = subprocess.run(
+        ["sh", "-c", command], env={**os.environ, "PYTHONPATH": _PATHS},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = "penstock: a process may have 14 files open here, and needs more: `ulimit -n 1024` raises that\n"
+    assert (ended.returncode, ended.stderr) == (1, told)
+
+
 def test_a_locale_without_a_letter_gets_it_spelled_out() -> None:
     """Containers and cron have the locale C. JSON stays JSON."""
     script = (

@@ -78,6 +78,17 @@ def test_impossible_numbers_are_usage_errors(arguments: list[str], capsys: pytes
     assert arguments[0] in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback after a server had started and the images were made."""
+    monkeypatch.setattr("penstock.demo.command.EmbeddedServer", None)
+    (tmp_path / "file").touch()
+    assert main(["demo", "--keep", str(tmp_path / "file" / "images"), "--trainer", "numpy"]) == 1
+    told = f"penstock: --keep {tmp_path}/file/images: it cannot be written (Not a directory); name another folder\n"
+    assert capsys.readouterr().err == told
+
+
 def test_augmenting_keeps_form_and_label_and_follows_its_generator() -> None:
     """A retried job must make the same sample."""
     image = np.zeros((32, 32, 1), np.uint8)

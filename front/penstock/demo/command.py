@@ -113,9 +113,17 @@ def _require_extras() -> None:
 
 
 def _empty(folder: Path | None) -> Path | None:
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise PenstockError(f"--keep {folder}: something is there already; name a new or an empty folder")
-    return folder
+    """Make the folder that the user named, if there is none, and return it. Raises PenstockError if it is of no use."""
+    if folder is None:
+        return None
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise PenstockError(f"--keep {folder}: something is there already; name a new or an empty folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise PenstockError(f"--keep {folder}: it cannot be written ({error.strerror}); name another folder") from None
 
 
 def look_inside(server: EmbeddedServer, client: Client, epoch: int) -> tuple[str, str | None]:
