@@ -137,6 +137,23 @@ def test_a_server_that_is_full_when_somebody_starts_is_waited_for(fresh_server: 
     assert 1 <= time.monotonic() - began < 30
 
 
+def test_a_full_server_is_told_as_a_refusal_with_the_time_that_is_left(
+    fresh_server: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who reads the line again wants to know for how long. Nothing was wrong with the connection."""
+    server = fresh_server()
+    produce(server.url, "t", 10)
+    monkeypatch.setattr("penstock_common.waiting.REPEAT_S", 1.0)
+    monkeypatch.setattr("penstock_common.server.connection.OUTAGE_S", 3.0)
+    said: list[str] = []
+    with redis.Redis.from_url(server.url) as admin:
+        admin.config_set("maxclients", 1)
+        with pytest.raises(ServerUnavailable, match="takes no more clients"):
+            Writer("t", url=server.url, spec=SPEC, tuning=Tuning(notify=said.append))
+    told = [line.rpartition("; ")[2] for line in said if line.startswith("the server refused while connecting (")]
+    assert told[:2] == ["trying again for 3 s", "trying again for 2 s"]
+
+
 def test_an_outage_longer_than_its_patience_ends_a_start_with_what_to_do(
     fresh_server: Fresh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,7 +190,9 @@ def _unreachable(error: BaseException, server: str, sent_bytes: int | None, *, i
             f"the certificate shown at {server} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"
         )
     if FULL in text or isinstance(error, foreign.MaxConnectionsError):
-        return ServerUnavailable(f"{server_at(server)} takes no more clients ({text}): raise its maxclients")
+        return ServerUnavailable(
+            f"{server_at(server)} takes no more clients ({text}): raise its maxclients", is_said=True
+        )
     is_tls = server.startswith(_WITH_TLS)
     if "CERTIFICATE_REQUIRED" in text or (is_tls and "HANDSHAKE_FAILURE" in text):
         return ServerUnavailable(f"{server_at(server)} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
