@@ -61,7 +61,7 @@ def _prepare_streams() -> None:
             stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open; the lowest free number
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
