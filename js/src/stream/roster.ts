@@ -302,11 +302,17 @@ function refusal({ group, stream, order }: Membership, answer: string | null, fa
         `group '${group}' of '${stream.name}' is ${said[0]}, and a group stays what it was made as; this trainer would ` +
           `read it ${order === null ? "shared" : "ordered"}: ${other}${declared}`,
       );
-    case "batch":
+    case "batch": {
+      const steps = (order?.batch ?? 0) / Number(said[0]);
+      const same = Number.isInteger(steps)
+        ? ` (gradients accumulated over ${steps} batches keep the global batch)`
+        : "";
       return new GroupKindMismatch(
         `group '${group}' of '${stream.name}' is read in batches of ${said[0]}, this trainer's batchSize is ` +
-          `${order?.batch}: positions count whole batches, so give batchSize: ${said[0]}; or ${other}`,
+          `${order?.batch}: positions count whole batches, so give batchSize: ${said[0]}${same}; or ${other}. Another ` +
+          "group begins at the start of an epoch",
       );
+    }
     default:
       return new GroupBusy(
         `group '${group}' of '${stream.name}' is read by ${said[0]} ranks, of which ${said.slice(1).join(", ")} are ` +
