@@ -22,6 +22,7 @@ from penstock_common.explain.deadlock import (
     SETTLED_MS,
     BlockedPartition,
     Deadlock,
+    Releasable,
     find_blocked,
     find_deadlock,
     is_deadlock,
@@ -192,7 +193,9 @@ def deadlock(
 ) -> BlockedPartition:
     """Return a full budget of 100 with a writer that needs 10 more."""
     writer = WaitingWriter(0, SETTLED_MS, 10, 100, "budget", is_next=True)
-    found = Deadlock(freed, {(m, m): n for m, n in handed.items()}, {(m, m): n for m, n in (held or {}).items()})
+    found = Deadlock(
+        Releasable(freed), {(m, m): n for m, n in handed.items()}, {(m, m): n for m, n in (held or {}).items()}
+    )
     return BlockedPartition([writer], handed.get(me, 0), 100, has_others=True, deadlock=found, me=(me, me))
 
 

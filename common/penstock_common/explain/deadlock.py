@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -38,26 +40,44 @@ Who = tuple[str, str]
 """(group, member)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlock:
-    """The holdings of all readers of a partition, while every one of them waits."""
+class Releasable(NamedTuple):
+    """The payload bytes of a partition, by what becomes of them if readers acknowledge everything they were given."""
 
-    freed_bytes: int
-    """The payload bytes that would be freed if each reader acknowledged everything that it was given."""
-    handed: Mapping[Who, int]
-    """The bytes that each loop was given and has not acknowledged, for the loops that have any."""
-    held: Mapping[Who, int]
-    """The other bytes that each reader holds: parts of batches that are not full, and what was read ahead."""
+    freed_bytes: int = 0
+    """Bytes that would be freed."""
     stay_bytes: int = 0
-    """The payload bytes that stay, whatever the readers acknowledge."""
+    """Bytes that stay, whatever the readers acknowledge."""
     ordered_bytes: int = 0
     """Those of them that stay for a group in canonical order, which waits for the rest of a step, or needs the start of
     an epoch for its last step.
     """
+    written_bytes: int = 0
+    """Bytes that were written into the epochs that are read."""
+    samples: int = 0
+    """The samples in them."""
+
+    def plus(self, other: Releasable) -> Releasable:
+        """Return the sums."""
+        return Releasable(*map(add, self, other))
+
+    @property
+    def sample_bytes(self) -> int:
+        """The mean payload bytes of a sample."""
+        return self.written_bytes // max(1, self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlock:
+    """The holdings of all readers of a partition, while every one of them waits."""
+
+    releasable: Releasable
+    """What acknowledging would free."""
+    handed: Mapping[Who, int]
+    """The bytes that each loop was given and has not acknowledged, for the loops that have any."""
+    held: Mapping[Who, int]
+    """The other bytes that each reader holds: parts of batches that are not full, and what was read ahead."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Group in canonical order whose next step lacks samples of this partition -> the samples of its step."""
-    sample_bytes: int = 0
-    """The mean payload bytes of a sample."""
 
     @property
     def chosen(self) -> Who | None:
@@ -82,8 +102,7 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
     if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in live):
         return None
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
-    freed, held, stay_bytes, ordered_bytes, steps = 0, Counter[Who](), 0, 0, dict[str, int]()
-    stored = np.zeros(2, dtype=np.int64)
+    releasable, held, steps = Releasable(), Counter[Who](), dict[str, int]()
     for epoch in roster.epochs:
         manifest = find_manifest(client, stream, epoch)
         if manifest is None:
@@ -92,16 +111,13 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
         if not holdings.are_all_live:
             return None
         if epoch in kept:
-            stay_bytes += roster.epoch_bytes.get(epoch, 0)
+            releasable = releasable.plus(Releasable(stay_bytes=roster.epoch_bytes.get(epoch, 0)))
             continue
-        freed += holdings.freed()
-        stay_bytes += holdings.stay_bytes
-        ordered_bytes += holdings.ordered_bytes
-        steps |= holdings.steps
+        releasable = releasable.plus(holdings.releasable())
         held += holdings.held
-        stored += holdings.stored
+        steps |= holdings.steps
     handed = {who: roster.idle[who].handed_bytes for who in live if roster.idle[who].handed_bytes}
-    return Deadlock(freed, handed, held, stay_bytes, ordered_bytes, steps, int(stored[0]) // max(1, int(stored[1])))
+    return Deadlock(releasable, handed, held, steps)
 
 
 def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
@@ -206,22 +222,18 @@ class _MemberHoldings:
         self.steps = {name: step for name, step in steps.items() if is_here and name in live_groups}
         """See Deadlock."""
         self.held = Counter[Who]()
-        self.stay_bytes = self.ordered_bytes = 0
-        """See Deadlock. They are known once `freed` was called."""
-        self.stored = np.zeros(2, dtype=np.int64)
-        """The payload bytes and the samples of the epoch in the partition, likewise."""
 
-    def freed(self) -> int:
-        """Return the bytes that would be freed if all members acknowledged what they were given.
+    def releasable(self) -> Releasable:
+        """Return what would be freed if all members acknowledged what they were given.
 
-        It also counts what each member of a shared group was given, and what no acknowledgement frees.
+        It also adds to `held` what each member of a shared group was given.
         """
         shards = begun_shards(self._client, self._stream, self._manifest)
         starts = starts_of(self._manifest, shards)
         mine = (shard for shard in shards if self._stream.partition_of(shard) == self._partition)
-        return sum(self._freed_of(shard, starts.get(shard)) for shard in mine)
+        return reduce(Releasable.plus, (self._releasable_of(shard, starts.get(shard)) for shard in mine), Releasable())
 
-    def _freed_of(self, shard: int, start: int | None) -> int:
+    def _releasable_of(self, shard: int, start: int | None) -> Releasable:
         records = list(index_records(self._client, self._partition, self._manifest.epoch, shard))
         end = max((record.end for record in records), default=0)
         now, then, besides = np.ones(end, dtype=bool), np.ones(end, dtype=bool), np.ones(end, dtype=bool)
@@ -234,11 +246,14 @@ class _MemberHoldings:
                 besides &= later
         for record in records:
             now[list(record.holes)] = then[list(record.holes)] = besides[list(record.holes)] = True
-            self.stored += record.nbytes, record.count
         spans = [(slice(record.first, record.end), record.nbytes) for record in records]
-        self.stay_bytes += sum(nbytes for span, nbytes in spans if not then[span].all())
-        self.ordered_bytes += sum(nbytes for span, nbytes in spans if besides[span].all() and not then[span].all())
-        return sum(nbytes for span, nbytes in spans if then[span].all() and not now[span].all())
+        return Releasable(
+            freed_bytes=sum(nbytes for span, nbytes in spans if then[span].all() and not now[span].all()),
+            stay_bytes=sum(nbytes for span, nbytes in spans if not then[span].all()),
+            ordered_bytes=sum(nbytes for span, nbytes in spans if besides[span].all() and not then[span].all()),
+            written_bytes=sum(record.nbytes for record in records),
+            samples=sum(record.count for record in records),
+        )
 
     def _reads_in_order(self, group: str) -> bool:
         return group in self._reached and group in self._live_groups
@@ -342,7 +357,7 @@ def is_deadlock(blocked: BlockedPartition) -> bool:
     deadlock = blocked.deadlock
     if deadlock is None or deadlock.chosen != blocked.me:
         return False
-    return _is_enough(blocked, deadlock.freed_bytes)
+    return _is_enough(blocked, deadlock.releasable.freed_bytes)
 
 
 def is_step_too_large(blocked: BlockedPartition) -> bool:
@@ -355,10 +370,9 @@ def is_step_too_large(blocked: BlockedPartition) -> bool:
     deadlock = blocked.deadlock
     if deadlock is None or deadlock.steps.get(blocked.me[0], 0) < max(deadlock.steps.values(), default=1):
         return False
-    return any(
-        deadlock.stay_bytes - deadlock.ordered_bytes <= blocked.budget_bytes - need < deadlock.stay_bytes
-        for need in (waiter.need_bytes for waiter in _due(blocked))
-    )
+    stay_bytes = deadlock.releasable.stay_bytes
+    others_bytes = stay_bytes - deadlock.releasable.ordered_bytes
+    return any(others_bytes <= blocked.budget_bytes - one.need_bytes < stay_bytes for one in _due(blocked))
 
 
 def _due(blocked: BlockedPartition) -> Iterator[WaitingWriter]:
@@ -405,12 +419,17 @@ def overdue(
 
 def _step_error(found: Sequence[BlockedPartition], stream: Stream) -> TooLarge | None:
     """Return the error for a step that is too large, unless acknowledgements make space in some partition."""
-    if any(blocked.deadlock is not None and _is_enough(blocked, blocked.deadlock.freed_bytes) for blocked in found):
+    if any(
+        blocked.deadlock is not None and _is_enough(blocked, blocked.deadlock.releasable.freed_bytes)
+        for blocked in found
+    ):
         return None
     for blocked in found:
         if (deadlock := blocked.deadlock) is not None and is_step_too_large(blocked):
             now = replace(stream, budget_bytes=blocked.budget_bytes * len(stream.partitions))
-            return step_too_large(now, deadlock.steps[blocked.me[0]], HEAD_STEPS, deadlock.sample_bytes, ABOUT)
+            return step_too_large(
+                now, deadlock.steps[blocked.me[0]], HEAD_STEPS, deadlock.releasable.sample_bytes, ABOUT
+            )
     return None
 
 
