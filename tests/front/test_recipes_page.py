@@ -26,7 +26,7 @@ SAYS = {
     "Detection": r"200 images with \d{3} boxes",
     "Only some": r"7\d\d texts, the shortest of 6 words, 0 repeated",
     "Packed": r"\d+ rows of 32 tokens",
-    "A curriculum": r"epoch 1: levels \{1\}\n.*\nepoch 2: levels \{2\}",
+    "A curriculum": r"epoch 1: levels \{1\}\n(?:.*\n)?epoch 2: levels \{2\}",
     "Other weights": r"share 0.9: 1\d easy of 15\n(?s:.*)share 0.2: \d+ easy of 25",
     "Several models": r"large: 1000 samples",
     "Weights": r"trained on samples of version [2-9]\d",
