@@ -289,7 +289,8 @@ SERVERS: list[EmbeddedServer] = []
 
 def start_server(directory: str, port: int | None = None) -> list[Any]:
     """Start a server that keeps an append-only file, and return its URL and port."""
-    server = EmbeddedServer(appendonly=True, directory=directory, port=port)
+    # on a busy disk a server holds back up to 2 s of writes while it syncs, and a kill would lose them
+    server = EmbeddedServer(appendonly=True, directory=directory, port=port, extra={"appendfsync": "always"})
     SERVERS.append(server)
     return [server.url, urlsplit(server.url).port]
 
