@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from penstock_common.errors import ReplayTruncated
+from penstock_common.errors import EpochNotFound, ReplayTruncated
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
@@ -71,8 +72,12 @@ def test_an_epoch_is_replayed_bit_for_bit_while_others_are_made_read_and_release
         while int(trainer.line()) < 3:
             pass
         stream = load_stream(any_client, "t")
-        newest = max(epoch for epoch, state in retained_epochs(any_client, stream).items() if state == "produced")
-        with Replay("t", url=any_url, epoch=newest, batch_size=7) as replay:
+        replay: Replay | None = None
+        while replay is None:
+            newest = max(epoch for epoch, state in retained_epochs(any_client, stream).items() if state == "produced")
+            with suppress(EpochNotFound):  # it was released since
+                replay = Replay("t", url=any_url, epoch=newest, batch_size=7)
+        with replay:
             for _ in range(4):
                 seen = [(int(y), x.tobytes()) for batch in replay for y, x in zip(batch["y"], batch["x"], strict=True)]
                 assert seen == [(number, row(newest, number).tobytes()) for number in range(SAMPLES)]
