@@ -30,7 +30,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.servers.suitability import ABOUT, step_too_large
+from penstock_common.stream.servers.suitability import step_too_large
 from penstock_common.stream.streams import Stream, read_budget
 
 IDLE_MS = 5_000
@@ -428,7 +428,7 @@ def _step_error(found: Sequence[BlockedPartition], stream: Stream) -> TooLarge |
         if (deadlock := blocked.deadlock) is not None and is_step_too_large(blocked):
             now = replace(stream, budget_bytes=blocked.budget_bytes * len(stream.partitions))
             return step_too_large(
-                now, deadlock.steps[blocked.me[0]], HEAD_STEPS, deadlock.releasable.sample_bytes, ABOUT
+                now, deadlock.steps[blocked.me[0]], HEAD_STEPS, deadlock.releasable.sample_bytes, is_mean=True
             )
     return None
 

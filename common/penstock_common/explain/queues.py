@@ -24,7 +24,7 @@ _PID = re.compile(r"[1-9][0-9]{0,9}")
 """The id of one process. 0 and negative numbers would end a whole group of processes."""
 _SHOWN = 80
 """The characters that are shown of what others wrote."""
-_SAMPLED = 8
+SAMPLED = 8
 """The jobs that are read from either end of a queue, to learn for which streams it has jobs."""
 _DESCRIBED = re.compile(rb"shard \d+ of epoch \d+ of '([A-Za-z0-9._-]{1,100})'")
 """The description that Penstock gives a job."""
@@ -104,7 +104,7 @@ def find_queued_streams(client: Client, names: Iterable[str]) -> dict[str, set[s
     """
     found: dict[str, set[str]] = {}
     for queue in names:
-        ends = [("LRANGE", f"rq:queue:{queue}", *end) for end in ((0, _SAMPLED - 1), (-_SAMPLED, -1))]
+        ends = [("LRANGE", f"rq:queue:{queue}", *end) for end in ((0, SAMPLED - 1), (-SAMPLED, -1))]
         replies = ask_all(client, ends, raises=False)
         jobs = {job for reply in replies if isinstance(reply, list) for job in reply}
         texts = ask_all(client, [("HGET", b"rq:job:" + job, "description") for job in jobs], raises=False)

@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.explain.queues import SAMPLED
 from penstock_common.extras import needed
 
 with needed("rq", "producing"):
@@ -51,8 +52,6 @@ from penstock_producer.sources.config import SourceConfig, parse_config
 
 SILENCE_S = 2.0
 """The longest time that a process that must end waits for an answer."""
-SAMPLED = 8
-"""Queued jobs that are read from either end, to learn for which streams the queue works."""
 SHOWN_ERROR = 600
 """The most characters of an error that any program may have written into a job."""
 WORKER_SILENCE_S = 5.0

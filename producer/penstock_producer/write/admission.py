@@ -51,8 +51,7 @@ class AdmissionControl:
     def __init__(self, target: ShardTarget, clock: Callable[[], float], resources: SharedResources) -> None:
         stream, partition = target.stream, target.partition
         self._target, self._resources = target, resources
-        self._cleaner, self._server_memory = resources.cleaner, resources.server_memory
-        self._order, self._clock = resources.order, clock
+        self._clock = clock
         self._share_of = partition.number if len(stream.partitions) > 1 else None
         self._state = QuotaState(0, 0, resources.partition_budget, False, partition=self._share_of)
         self._decision = Admission.ADMITTED
@@ -102,7 +101,7 @@ class AdmissionControl:
             return self._go_on(block_bytes)
         self._wait = self._wait.delayed(self._clock())
         wanted = max(self._state.missing_bytes, block_bytes)
-        self._freed = freed = self._cleaner.free_bytes(self._target.partition, wanted)
+        self._freed = freed = self._resources.cleaner.free_bytes(self._target.partition, wanted)
         if refusal is None and freed and self._decide(block_bytes, held_bytes - freed):
             return self._go_on(block_bytes)
         self._note()
@@ -139,7 +138,7 @@ class AdmissionControl:
     def _take_refusal(self) -> Admission | None:
         """Return what refused the last try, and forget it; None if nothing did."""
         was_tried = self._is_server_full or self._wait.refused_s is not None
-        is_used_up = was_tried and self._server_memory.is_used_up()  # it would refuse the next try as well
+        is_used_up = was_tried and self._resources.server_memory.is_used_up()  # it would refuse the next try as well
         refusal = find_refusal(self._full_folder, is_server_full=self._is_server_full or is_used_up)
         self._named_folder, self._full_folder, self._is_server_full = self._full_folder, "", False
         return refusal
@@ -148,7 +147,7 @@ class AdmissionControl:
         """Apply the rule. Ask whether the shard is next only if the answer matters."""
         waited_s = self._wait.waited_s(self._clock())
         is_inline = self._target.stream.payload == INLINE  # payloads in segments take no memory of the server
-        left = self._server_memory.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
+        left = self._resources.server_memory.left_bytes(block_bytes, anew=waited_s is not None) if is_inline else None
         self._state = QuotaState(
             held_bytes,
             block_bytes,
@@ -168,7 +167,7 @@ class AdmissionControl:
 
     def _go_on(self, block_bytes: int) -> bool:
         self._wait = self._wait.admitted(self._clock())
-        self._server_memory.spend(block_bytes)
+        self._resources.server_memory.spend(block_bytes)
         return True
 
     def _note(self) -> None:
@@ -194,7 +193,10 @@ class AdmissionControl:
         """
         now = self._clock()
         if not self._is_next_now and now - self._looked_s >= ORDER_LOOK_S:
-            self._is_next_now, self._looked_s = self._order.is_next(self._target.epoch, self._target.number), now
+            self._is_next_now, self._looked_s = (
+                self._resources.order.is_next(self._target.epoch, self._target.number),
+                now,
+            )
         return self._is_next_now
 
     def why(self) -> str:
@@ -207,7 +209,7 @@ class AdmissionControl:
                 f"or give the stream a smaller budget_bytes{spare and '. '}{spare}"
             )
         if LACKING[self._decision] == "memory":
-            return explain_memory(name, self._state, self._server_memory.memory)
+            return explain_memory(name, self._state, self._resources.server_memory.memory)
         roster = load_roster(target.client, target.partition)
         now_ms = server_ms(target.client, target.partition.roster)
         idle = idle_groups(roster, now_ms)

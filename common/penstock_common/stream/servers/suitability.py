@@ -32,9 +32,6 @@ dies."""
 MOST_BACKLOG_BYTES = 1 << 30
 """The largest replication backlog that is advised: a second of writes at 1 GB/s."""
 
-ABOUT = "about "
-"""A mean of samples that have come."""
-
 LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
 """The least budget of a stream that names none: a quarter of it holds a block."""
 
@@ -62,32 +59,33 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
         return
     sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors if not tensor.is_ragged)
     if _needed_for_step(stream, samples, kept_steps, sample)[0] > largest_block(stream.partition_budget):
-        known = "at least " if any(tensor.is_ragged for tensor in stream.spec.tensors) else ""
-        raise step_too_large(stream, samples, kept_steps, sample, known)
+        raise step_too_large(stream, samples, kept_steps, sample, is_mean=False)
 
 
-def step_too_large(stream: Stream, samples: int, kept_steps: int, sample_bytes: int, known: str = "") -> TooLarge:
+def step_too_large(stream: Stream, samples: int, kept_steps: int, sample_bytes: int, *, is_mean: bool) -> TooLarge:
     """Return the error for a step in canonical order that a stream's budget cannot hold.
 
     Args:
         stream: The stream.
         samples: The samples of a step of all ranks.
         kept_steps: The further steps that are kept for it.
-        sample_bytes: The payload bytes of a sample.
-        known: What is known of them: '' exactly, ``about `` or ``at least ``.
+        sample_bytes: The payload bytes of a sample, without its ragged tensors unless it is a mean.
+        is_mean: Whether ``sample_bytes`` is the mean of the samples that have come.
     """
+    is_ragged = any(tensor.is_ragged for tensor in stream.require_spec().tensors)
+    roughly = "about " if is_mean else "at least " if is_ragged else ""
     quarter, step = largest_block(stream.partition_budget), samples * sample_bytes
     needed, edges, block_bytes = _needed_for_step(stream, samples, kept_steps, sample_bytes)
     steps = (1 + kept_steps) * step
     around, block = edges * max(sample_bytes, stream.block_bytes), (quarter - steps) // edges
     # a mean says little of the largest samples
-    enough = max((steps + around) * 4 * len(stream.partitions), 2 * stream.budget_bytes if known == ABOUT else 0)
+    enough = max((steps + around) * 4 * len(stream.partitions), 2 * stream.budget_bytes if is_mean else 0)
     advice = f"take smaller batches, or raise budget_bytes to {enough}"
-    if around > steps and block >= sample_bytes and not known:
+    if around > steps and block >= sample_bytes and not is_mean:
         advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
     return TooLarge(
-        f"a step of {samples} samples is {known}{readable_bytes(step)}, which with the blocks around it ({edges} of up "
-        f"to {readable_bytes(block_bytes)}) takes {readable_bytes(needed)}; stream {stream.name!r} has "
+        f"a step of {samples} samples is {roughly}{readable_bytes(step)}, which with the blocks around it ({edges} of "
+        f"up to {readable_bytes(block_bytes)}) takes {readable_bytes(needed)}; stream {stream.name!r} has "
         f"a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}; "
         f"penstock.Writer({stream.name!r}, budget_bytes={enough}).close() raises it"
     )
