@@ -48,8 +48,8 @@ class Releasable(NamedTuple):
     stay_bytes: int = 0
     """Bytes that stay, whatever the readers acknowledge."""
     ordered_bytes: int = 0
-    """Those of them that stay for a group in canonical order, which waits for the rest of a step, or needs the start of
-    an epoch for its last step.
+    """The part of them that stays for a group in canonical order. It waits for the rest of a step, or needs the start
+    of an epoch for its last step.
     """
     written_bytes: int = 0
     """Bytes that were written into the epochs that are read."""

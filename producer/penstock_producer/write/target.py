@@ -63,7 +63,7 @@ class ShardTarget:
 
 
 class ShardConnection:
-    """The data connection of one shard. It is opened anew after it broke, and may then lead to another server."""
+    """The data connection of one shard. It is opened again after it broke, and may then lead to another server."""
 
     def __init__(
         self, target: ShardTarget, resources: SharedResources, clock: Callable[[], float] = time.monotonic
@@ -175,7 +175,9 @@ class KnownProgress:
 
     @property
     def position(self) -> int:
-        """The offset after the last one known to be committed. In another writer's shard, that of this run."""
+        """The offset after the last one known to be committed. In another writer's shard it is the offset after this
+        run's last sample.
+        """
         return self.answered if self.is_anothers else self.end
 
     @property
